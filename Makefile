@@ -1,0 +1,63 @@
+# Front door for people and for CI. The build itself is CMake's: see CMakePresets.json.
+
+.DEFAULT_GOAL := help
+.PHONY: help packages build demo test asan bench tables format lint clean
+
+PRESET  ?= release
+CAPTURE ?= data/wan_nano_2k_s10_l5.safetensors
+TABLES  ?= $(CAPTURE)
+JOBS    ?= $(shell nproc)
+
+BUILD  := build/$(PRESET)
+CLI    := $(BUILD)/apps/cli/vcattn
+# Warnings are errors with the compiler that the project is developed with; another one may know more of them.
+WERROR = $(if $(filter 12 12.%,$(shell $(CXX) -dumpversion)),ON,OFF)
+
+configure = cmake --preset $(1) -DVCATTN_WERROR=$(WERROR)
+build     = cmake --build --preset $(1) --parallel $(JOBS)
+run_tests = ctest --preset $(1) --no-tests=error --parallel $(JOBS)
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+packages: ## install the Debian or Ubuntu packages that are missing
+	@tools/install_packages.sh
+
+build: packages ## configure and build everything
+	$(call configure,$(PRESET))
+	$(call build,$(PRESET))
+
+demo: packages ## compare all recipes on the shipped capture, write demo-out/report.html
+	$(call configure,$(PRESET))
+	$(call build,$(PRESET)) --target vcattn_cli
+	@mkdir -p demo-out
+	$(CLI) compare $(CAPTURE) --html demo-out/report.html --json demo-out/report.json
+	@echo "Report: $(CURDIR)/demo-out/report.html   figures: demo-out/report.json"
+
+test: build ## build everything and run every test
+	$(call run_tests,$(PRESET))
+
+asan: packages ## run the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call configure,asan)
+	$(call build,asan)
+	$(call run_tests,asan) --label-exclude lint
+
+bench: packages ## run the benchmarks
+	$(call configure,$(PRESET))
+	$(call build,$(PRESET)) --target vcattn_bench_micro
+	$(BUILD)/bench/vcattn_bench_micro
+
+tables: packages ## measure again what README.md and docs/alignment.md show (TABLES="FILE ...")
+	$(call configure,$(PRESET))
+	$(call build,$(PRESET)) --target vcattn_cli
+	python3 tools/update_tables.py --cli $(CLI) readme $(CAPTURE)
+	python3 tools/update_tables.py --cli $(CLI) alignment $(TABLES)
+
+format: packages ## format the C++ sources
+	python3 tools/lint.py --rules format --fix
+
+lint: packages ## check the sources and the documentation (what needs the built CLI is checked by `make test`)
+	python3 tools/lint.py
+
+clean: ## remove the build folders of `make test` and `make asan`, and the report
+	rm -rf $(BUILD) build/asan demo-out

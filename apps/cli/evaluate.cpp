@@ -1,0 +1,84 @@
+#include "evaluate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace vcattn::cli {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+Run run_recipe(Problem const& problem, Options const& options) {
+  TensorView const& q = problem.q;
+  Run run;
+  run.output.resize(static_cast<std::size_t>(q.batch() * q.seqlen() * q.num_heads() * q.head_dim()));
+  TensorView const layout = nhd_view(run.output.data(), DType::f32, q.batch(), q.seqlen(), q.num_heads(), q.head_dim());
+  auto const prepare_start = std::chrono::steady_clock::now();
+  Prepared const prepared = prepare(problem, options);
+  run.prepare_seconds = seconds_since(prepare_start);
+  auto const attention_start = std::chrono::steady_clock::now();
+  attention(prepared, {run.output.data(), layout.dtype, layout.shape, layout.stride});
+  run.attention_seconds = seconds_since(attention_start);
+  run.value_energy_removed = prepared.value_energy_removed();
+  return run;
+}
+
+Options exact_options(RunArguments const& arguments) {
+  Options options = recipe_options(Recipe::exact);
+  options.exact_f64 = true;
+  options.num_threads = parse_threads(arguments.threads);
+  options.check_finite = !arguments.no_check_finite;
+  return options;
+}
+
+QuerySample evenly_spaced(std::int64_t seqlen, std::int64_t count) {
+  if (count == 0 || count >= seqlen) return {0, 1, seqlen};
+  std::int64_t const step = seqlen / count;
+  return {step / 2, step, count};
+}
+
+TensorView sample_queries(TensorView const& q, QuerySample const& sample) {
+  TensorView view = q;
+  view.data = static_cast<std::byte const*>(q.data) + sample.first * q.stride[1] * dtype_bytes(q.dtype);
+  view.shape[1] = sample.count;
+  view.stride[1] *= sample.step;
+  return view;
+}
+
+std::vector<float> sample_rows(std::vector<float> const& output, Problem const& problem, QuerySample const& sample) {
+  std::int64_t const row = problem.q.num_heads() * problem.q.head_dim();
+  std::vector<float> rows;
+  rows.reserve(static_cast<std::size_t>(problem.q.batch() * sample.count * row));
+  for (std::int64_t b = 0; b < problem.q.batch(); ++b) {
+    for (std::int64_t i = 0; i < sample.count; ++i) {
+      auto const begin = output.begin() + (b * problem.q.seqlen() + sample.first + i * sample.step) * row;
+      rows.insert(rows.end(), begin, begin + row);
+    }
+  }
+  return rows;
+}
+
+void add_error_figures(nlohmann::ordered_json& record, RecipeResult const& result) {
+  bool const has_figures = result.error.empty();
+  ErrorSums const total = pooled(result.heads);
+  auto const figure = [has_figures](double value) { return has_figures && std::isfinite(value) ? nlohmann::ordered_json(value) : nullptr; };
+  record["rel_l2"] = figure(total.rel_l2());
+  record["snr_db"] = figure(total.snr_db());
+  record["cosine"] = figure(total.cosine());
+  record["max_abs"] = figure(total.max_abs());
+}
+
+std::string percent(double fraction) {
+  if (!std::isfinite(fraction)) return "-";
+  double const value = 100.0 * fraction;
+  return std::abs(value) < 0.001 && value != 0 ? fmt::format("{:.1e} %", value) : fmt::format("{:.3f} %", value);
+}
+
+}  // namespace vcattn::cli

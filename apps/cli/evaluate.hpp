@@ -1,0 +1,61 @@
+#pragma once
+
+// Runs recipes on a problem and measures them against the exact result.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "arguments.hpp"
+#include "metrics.hpp"
+#include "vcattn/attention.hpp"
+
+namespace vcattn::cli {
+
+/// What one run of prepare() and attention() gave.
+struct Run {
+  std::vector<float> output;  ///< [B, Sq, H, D]
+  double prepare_seconds = 0, attention_seconds = 0;
+  double value_energy_removed = std::numeric_limits<double>::quiet_NaN();
+  double seconds() const { return prepare_seconds + attention_seconds; }
+};
+
+Run run_recipe(Problem const& problem, Options const& options);
+
+/// `exact` in double on the same inputs, with the threads and the finite check of `arguments`.
+Options exact_options(RunArguments const& arguments);
+
+/// Rows first, first + step, ... of the queries.
+struct QuerySample {
+  std::int64_t first = 0, step = 1, count = 0;
+};
+
+/// `count` evenly spaced query rows, each in the middle of its stretch; all of them where count is 0 or not smaller than seqlen.
+QuerySample evenly_spaced(std::int64_t seqlen, std::int64_t count);
+
+/// View of those rows.
+TensorView sample_queries(TensorView const& q, QuerySample const& sample);
+
+/// Those rows of a [B, Sq, H, D] output.
+std::vector<float> sample_rows(std::vector<float> const& output, Problem const& problem, QuerySample const& sample);
+
+/// One line of a comparison; `error` says why a recipe could not serve the input.
+struct RecipeResult {
+  Recipe recipe;
+  Options options;
+  std::string error;
+  double seconds = 0;
+  double value_energy_removed = std::numeric_limits<double>::quiet_NaN();
+  std::vector<ErrorSums> heads;  ///< [B, H]
+
+  std::string name() const { return std::string(recipe_name(recipe)); }
+};
+
+/// rel_l2, snr_db, cosine and max_abs of a result, null where it has none.
+void add_error_figures(nlohmann::ordered_json& record, RecipeResult const& result);
+
+/// Percent with two or three significant digits, "-" for NaN.
+std::string percent(double fraction);
+
+}  // namespace vcattn::cli

@@ -1,0 +1,77 @@
+# Compiler settings for every target of the project, and the optional CUDA language.
+
+include(CheckLanguage)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+set(VCATTN_HAVE_CUDA OFF)
+if(NOT VCATTN_CUDA STREQUAL "OFF")
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # wgmma and setmaxnreg exist for the architecture-specific target only.
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real)
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    set(VCATTN_HAVE_CUDA ON)
+  elseif(VCATTN_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "VCATTN_CUDA=ON needs nvcc, none was found: install the CUDA toolkit, or configure with -DVCATTN_CUDA=AUTO")
+  endif()
+endif()
+message(STATUS "vcattn: CUDA parts ${VCATTN_HAVE_CUDA}")
+
+add_library(vcattn_compile_options INTERFACE)
+# Contraction is off: where a fused multiply-add belongs, the code says so. CPU and GPU agree to the bit because of it.
+target_compile_options(vcattn_compile_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Wshadow -ffp-contract=off>
+  # GCC 12 sees overlapping copies in plain std::string concatenation (GCC bug 105651).
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>
+  $<$<AND:$<BOOL:${VCATTN_WERROR}>,$<COMPILE_LANGUAGE:CXX>>:-Werror>
+  $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false -Xcompiler=-Wall,-Wextra>
+  $<$<AND:$<BOOL:${VCATTN_WERROR}>,$<COMPILE_LANGUAGE:CUDA>>:--Werror=all-warnings>)
+if(VCATTN_SANITIZE)
+  target_compile_options(vcattn_compile_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(vcattn_compile_options INTERFACE -fsanitize=address,undefined)
+endif()
+
+# One layer of the library: a static library that sees only the layers it names.
+function(vcattn_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(vcattn_${name} STATIC ${ARG_SOURCES})
+  target_include_directories(vcattn_${name} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(vcattn_${name} PUBLIC ${ARG_LINK} PRIVATE vcattn_compile_options)
+endfunction()
+
+# Compiles SOURCE once per instruction set and appends the results to OUT. Inside, VCATTN_ISA is the name of the set (baseline, avx2, avx512):
+# everything the source defines must live in a namespace of that name, and it must not instantiate templates that other sources share.
+function(vcattn_isa_sources OUT SOURCE)
+  set(names baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND names avx2 avx512)
+  endif()
+  set(flags_baseline "")
+  set(flags_avx2 -march=x86-64-v3)
+  # GCC 12 warns about its own AVX-512 intrinsics (_mm256_undefined_pd).
+  set(flags_avx512 -march=x86-64-v4 -mprefer-vector-width=512 -Wno-maybe-uninitialized)
+  get_filename_component(stem ${SOURCE} NAME_WE)
+  set(result ${${OUT}})
+  foreach(name IN LISTS names)
+    set(generated ${CMAKE_CURRENT_BINARY_DIR}/${stem}_${name}.cpp)
+    file(CONFIGURE OUTPUT ${generated} CONTENT "#define VCATTN_ISA ${name}\n#include \"${SOURCE}\"\n" @ONLY)
+    set_source_files_properties(${generated} PROPERTIES COMPILE_OPTIONS "${flags_${name}}")
+    list(APPEND result ${generated})
+  endforeach()
+  set(${OUT} ${result} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,6 @@
+#pragma once
+
+#define VCATTN_VERSION_MAJOR 0
+#define VCATTN_VERSION_MINOR 1
+#define VCATTN_VERSION_PATCH 0
+#define VCATTN_VERSION_STRING "0.1.0"

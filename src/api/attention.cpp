@@ -1,0 +1,149 @@
+// Public entry points: validate, choose, call.
+
+#include "vcattn/attention.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "attention/cpu/attention.hpp"
+#include "device/cpu/isa.hpp"
+#include "dispatch/validate.hpp"
+#include "formats/prepared_layout.hpp"
+#include "prepare/prepare.hpp"
+#include "vcattn/grouping.hpp"
+
+namespace vcattn {
+
+namespace {
+
+using formats::kSectionAlignment;
+
+std::byte* aligned_start(std::vector<std::byte>& owned, std::size_t bytes) {
+  owned.resize(bytes + kSectionAlignment);
+  auto const address = reinterpret_cast<std::uintptr_t>(owned.data());
+  return owned.data() + (kSectionAlignment - address % kSectionAlignment) % kSectionAlignment;
+}
+
+/// The caller's memory if any, else memory kept in `owned`.
+std::byte* memory_for(std::span<std::byte> given, std::size_t bytes, char const* what, char const* size_function, std::vector<std::byte>& owned) {
+  if (given.empty()) return aligned_start(owned, bytes);
+  if (given.size() < bytes || reinterpret_cast<std::uintptr_t>(given.data()) % kSectionAlignment != 0) {
+    throw Error(ErrorCode::invalid_argument, std::string(what) + " must be 256-byte aligned and at least " + std::to_string(bytes) + " bytes; got " +
+                                                 std::to_string(given.size()) + " bytes at address " +
+                                                 std::to_string(reinterpret_cast<std::uintptr_t>(given.data())) + "; ask " + size_function + "()");
+  }
+  return given.data();
+}
+
+/// View of the value rows of one varlen sequence.
+TensorView sequence_values(TensorView const& v, std::int64_t begin, std::int64_t rows) {
+  TensorView view = v;
+  view.shape[1] = rows;
+  if (v.data != nullptr) view.data = static_cast<std::byte const*>(v.data) + begin * v.stride[1] * dtype_bytes(v.dtype);
+  return view;
+}
+
+/// Fills the permutation section: the caller's, sequence order, or k-means per sequence.
+void fill_permutation(Problem const& problem, Options const& options, formats::SlabView<std::byte> const& slab) {
+  auto const& l = slab.layout();
+  auto* const permutation = slab.section<std::int32_t>(l.permutation);
+  if (permutation == nullptr) return;
+  if (!problem.permutation.empty()) {
+    std::copy(problem.permutation.begin(), problem.permutation.end(), permutation);
+    return;
+  }
+  Options resolved = options;
+  resolved.order = formats::resolve_order(options, problem.causal);
+  if (resolved.order == GroupOrder::sequence) {
+    for (auto const& s : slab.sequences()) {
+      for (std::int64_t h = 0; h < l.num_heads_kv; ++h) {
+        for (std::int64_t i = 0; i < s.rows_kv; ++i) permutation[slab.row_kv(s, h) + i] = static_cast<std::int32_t>(i);
+      }
+    }
+    return;
+  }
+  if (problem.cu_seqlens_k.empty()) {
+    auto const state = group_values(problem.v, resolved, problem.seqused_k);
+    std::copy(state.permutation.begin(), state.permutation.end(), permutation);
+    return;
+  }
+  for (std::size_t b = 0; b < static_cast<std::size_t>(l.batch); ++b) {
+    auto const& s = slab.sequences()[b];
+    auto const used = static_cast<std::int32_t>(s.seqlen_kv);
+    auto const state = group_values(sequence_values(problem.v, s.row_begin_kv, s.rows_kv), resolved, {&used, 1});
+    std::copy(state.permutation.begin(), state.permutation.end(), permutation + slab.row_kv(s, 0));
+  }
+}
+
+}  // namespace
+
+Prepared::Prepared() = default;
+Prepared::~Prepared() = default;
+Prepared::Prepared(Prepared&&) noexcept = default;
+Prepared& Prepared::operator=(Prepared&&) noexcept = default;
+Prepared::Prepared(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Options const& Prepared::options() const { return impl_->options; }
+std::size_t Prepared::size_bytes() const { return impl_->layout.total_bytes; }
+double Prepared::value_energy_removed() const { return impl_->value_energy_removed; }
+std::span<std::int32_t const> Prepared::permutation() const {
+  auto const count = static_cast<std::size_t>(impl_->layout.num_heads_kv * impl_->layout.rows_kv);
+  return {impl_->view().section<std::int32_t>(impl_->layout.permutation), count};
+}
+
+std::size_t prepared_size_bytes(Problem const& problem, Options const& options) {
+  dispatch::check_problem(problem, options);
+  return formats::plan_layout(problem, options).layout.total_bytes;
+}
+
+std::size_t workspace_size_bytes(Problem const& problem, Options const& options) {
+  dispatch::check_problem(problem, options);
+  auto const plan = formats::plan_layout(problem, options);
+  return attention_cpu::workspace_bytes(plan.layout, plan.sequences, options);
+}
+
+Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage) {
+  dispatch::check_problem(problem, options);
+  dispatch::check_permutation(problem);
+  if (options.check_finite) dispatch::check_finite(problem, options.num_threads);
+
+  auto const plan = formats::plan_layout(problem, options);
+  auto impl = std::make_unique<Prepared::Impl>();
+  impl->layout = plan.layout;
+  impl->options = options;
+  impl->varlen = !problem.cu_seqlens_q.empty();
+  impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes", impl->owned);
+  formats::SlabView<std::byte> const slab(impl->layout, impl->slab);
+  std::copy(plan.sequences.begin(), plan.sequences.end(), slab.section<formats::SequenceExtent>(impl->layout.sequences));
+  fill_permutation(problem, options, slab);
+  impl->value_energy_removed = preparation::prepare_cpu(problem, options, slab);
+  return Prepared(std::move(impl));
+}
+
+void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse, std::span<std::byte> workspace) {
+  if (prepared.empty()) throw Error(ErrorCode::invalid_argument, "attention needs a prepared problem; got an empty Prepared; call prepare() first");
+  auto const& impl = prepared.impl();
+  auto const& l = impl.layout;
+  bool const varlen = impl.varlen;
+  std::int64_t const seqlen_q = varlen ? l.rows_q : l.rows_q / l.batch;
+  dispatch::check_output(o, {varlen ? 1 : l.batch, seqlen_q, l.num_heads, l.head_dim});
+  auto const lse_size = static_cast<std::size_t>(l.num_heads * l.rows_q);
+  if (!lse.empty() && lse.size() != lse_size) {
+    throw Error(ErrorCode::invalid_argument, "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " + std::to_string(lse.size()));
+  }
+  std::vector<std::byte> owned;
+  std::size_t const bytes = attention_cpu::workspace_bytes(l, impl.view().sequences(), impl.options);
+  std::byte* const scratch = memory_for(workspace, bytes, "workspace", "workspace_size_bytes", owned);
+  attention_cpu::attention(impl.view(), impl.options, varlen, o, lse, scratch, device::cpu::best_isa());
+}
+
+void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse) {
+  dispatch::check_problem(problem, options);
+  dispatch::check_output(o, problem.q.shape);  // before the work, so that a bad output costs nothing
+  attention(prepare(problem, options), o, lse);
+}
+
+}  // namespace vcattn

@@ -1,0 +1,1 @@
+vcattn_layer(formats SOURCES formats/prepared_layout.cpp)

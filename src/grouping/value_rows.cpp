@@ -1,0 +1,63 @@
+#include "grouping/value_rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "core/half.hpp"
+
+namespace vcattn::grouping {
+
+namespace {
+
+template <typename T, typename Decode>
+void decode_row(T const* row, std::int64_t stride, std::int64_t count, float* out, Decode decode) {
+  if (stride == 1) {
+    for (std::int64_t c = 0; c < count; ++c) out[c] = decode(row[c]);
+  } else {
+    for (std::int64_t c = 0; c < count; ++c) out[c] = decode(row[c * stride]);
+  }
+}
+
+}  // namespace
+
+void read_row(TensorView const& v, std::int64_t batch, std::int64_t row, std::int64_t head, float* out) {
+  std::int64_t const offset = batch * v.stride[0] + row * v.stride[1] + head * v.stride[2];
+  std::int64_t const stride = v.stride[3];
+  std::int64_t const count = v.head_dim();
+  auto const* const half = static_cast<std::uint16_t const*>(v.data) + offset;
+  switch (v.dtype) {
+    case DType::f32:
+      return decode_row(static_cast<float const*>(v.data) + offset, stride, count, out, [](float x) { return x; });
+    case DType::f16:
+      return decode_row(half, stride, count, out, [](std::uint16_t x) { return core::fp16_decode(x); });
+    case DType::bf16:
+      return decode_row(half, stride, count, out, [](std::uint16_t x) { return core::bf16_decode(x); });
+  }
+}
+
+std::vector<std::int32_t> checked_valid_rows(TensorView const& v, std::span<std::int32_t const> seqused_k) {
+  auto const refuse = [](std::string const& text) { throw Error(ErrorCode::invalid_argument, text); };
+  bool const shape_ok = v.batch() >= 0 && v.seqlen() >= 0 && v.num_heads() >= 1 && v.head_dim() >= 1 &&
+                        v.seqlen() <= std::numeric_limits<std::int32_t>::max();
+  if (!shape_ok) {
+    refuse(fmt::format("v must be [batch >= 0, 0 <= seqlen < 2^31, num_heads >= 1, head_dim >= 1], got [{}]: check the shape",
+                       fmt::join(v.shape, ", ")));
+  }
+  if (v.dtype != DType::f32 && v.dtype != DType::f16 && v.dtype != DType::bf16) {
+    refuse(fmt::format("v must be f32, f16 or bf16, got dtype code {}: convert it", static_cast<std::uint32_t>(v.dtype)));
+  }
+  if (v.data == nullptr && v.batch() > 0 && v.seqlen() > 0)
+    refuse("v has elements but no data, got a null pointer: pass the tensor's address");
+  if (seqused_k.empty()) return std::vector<std::int32_t>(static_cast<std::size_t>(v.batch()), static_cast<std::int32_t>(v.seqlen()));
+  if (static_cast<std::int64_t>(seqused_k.size()) != v.batch()) {
+    refuse(fmt::format("seqused_k must have one entry per batch entry ({}), got {}: pass [B] or nothing", v.batch(), seqused_k.size()));
+  }
+  for (std::int32_t const used : seqused_k) {
+    if (used < 0 || used > v.seqlen()) refuse(fmt::format("seqused_k must lie in 0..{}, got {}: count the valid keys", v.seqlen(), used));
+  }
+  return {seqused_k.begin(), seqused_k.end()};
+}
+
+}  // namespace vcattn::grouping

@@ -1,0 +1,26 @@
+#pragma once
+
+// Scores in code units (1/8 octave) to the probabilities that P V consumes, by definition and in real arithmetic.
+
+#include <cstdint>
+#include <vector>
+
+#include "vcattn/options.hpp"
+
+namespace vcattn::reference {
+
+/// E4M3 byte of t = x + T by the definition of each form: [EQ-EXP] [EQ-EXPCAST-PAPER] [EQ-EXPCAST-OFFSET] [EQ-EXPCAST-TWOLINE]
+/// [EQ-EXPCAST-AFFINE].
+std::uint8_t probability_code(ExpForm form, double t);
+
+/// Code units that the row maximum is brought to: T = target - M, with M rounded up where T must be an integer.
+double row_maximum_target(Options const& options);
+bool has_integer_row_constant(Options const& options);
+
+/// Decoded probabilities of keys 0, 1, ... of a row from t = x + T; NVFP4 scales share 16 keys [EQ-P-NVFP4].
+std::vector<double> decoded_probabilities(Options const& options, std::vector<double> const& t);
+
+/// [EQ-LSE]
+double log_sum_exp(Options const& options, double row_sum, double row_constant, double correction);
+
+}  // namespace vcattn::reference

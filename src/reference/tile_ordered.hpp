@@ -1,0 +1,19 @@
+#pragma once
+
+// The executable contract for attention kernels: reads a prepared slab, walks its 128-key tiles in order with a running row maximum, and
+// forms every code in the arithmetic of docs/equations.md (FP32, or scores rounded to FP16 where the head's variant says so). Sums are
+// double.
+
+#include <cstddef>
+
+#include "formats/prepared_layout.hpp"
+#include "reference/problem_rows.hpp"
+
+namespace vcattn::reference {
+
+/// slab: as laid out by `layout`. options: those it was prepared with (probabilities, ExpCast form, top code, V block).
+/// Result: o [B, Sq, H, D] and lse [B, H, Sq]; varlen: [1, total_q, H, D] and [H, total_q]. `varlen` says how to place the rows.
+AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Options const& options, std::byte const* slab,
+                                       bool varlen = false);
+
+}  // namespace vcattn::reference

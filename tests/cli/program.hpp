@@ -1,0 +1,20 @@
+#pragma once
+
+// Runs the built command line program.
+
+#include <string>
+#include <vector>
+
+namespace vcattn::test {
+
+struct Outcome {
+  int exit_code = -1;  ///< 128 + signal where a signal ended it
+  std::string out, err;
+};
+
+Outcome run_program(std::vector<std::string> const& arguments);
+
+/// The same with stderr as a terminal, whose text is `err`.
+Outcome run_program_on_terminal(std::vector<std::string> const& arguments);
+
+}  // namespace vcattn::test
