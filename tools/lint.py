@@ -193,6 +193,21 @@ def check_names(repo: Repo) -> Iterator[Finding]:
                           "`scale` does not say which way it scales: softmax_scale, or ..._descale where real = code * descale")
 
 
+def check_tags(repo: Repo) -> Iterator[Finding]:
+    """Formula tags: what sources and documents cite is defined in docs/equations.md, and every formula there has code that carries its tag."""
+    home = "docs/equations.md"
+    defined = {tag: match.start() for match in re.finditer(r"\*\*\[(EQ-[A-Z0-9-]+)\]\*\*", repo.text(home)) for tag in match.groups()}
+    carried = set()
+    for path in repo.having(CPP | {".md"}):
+        for match in re.finditer(r"\bEQ-[A-Z0-9]+(?:-[A-Z0-9]+)*", repo.text(path)):
+            if path.startswith("src/"):
+                carried.add(match[0])
+            if match[0] not in defined and f"{match[0]}-*" not in repo.text(path)[match.start():match.end() + 2]:
+                yield Finding(path, line_of(repo.text(path), match.start()), "tags", f"{match[0]} is not defined in {home}")
+    for tag in sorted(defined.keys() - carried):
+        yield Finding(home, line_of(repo.text(home), defined[tag]), "tags", f"no source under src/ carries [{tag}]")
+
+
 def check_headers(repo: Repo) -> Iterator[Finding]:
     """Each header compiles alone; those of the C ABI (.h) as C99 too. CUDA headers need nvcc and are left to the build."""
 
@@ -395,6 +410,7 @@ RULES: dict[str, Callable[[Repo], Iterator[Finding]]] = {
     "asm": check_asm,
     "launches": check_launches,
     "names": check_names,
+    "tags": check_tags,
     "headers": check_headers,
     "format": check_format,
     "paths": check_paths,

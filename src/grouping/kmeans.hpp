@@ -41,8 +41,8 @@ std::vector<float> squared_norms(RowMatrix const& rows);
 
 /// Index of the nearest centroid of every token. [EQ-KMEANS]
 ///
-/// Where path_keys is given, and `path` is an order of the clusters, it gets for every token d^2(predecessor) - d^2(successor) of its cluster on the
-/// path, which ascends along the path; at the ends the cluster itself stands in for the missing neighbour. [EQ-CHAIN]
+/// Where path_keys is given, and `path` is an order of the clusters, it gets for every token d^2(predecessor) - d^2(successor) of its
+/// cluster on the path, which ascends along the path; at the ends the cluster itself stands in for the missing neighbour. [EQ-CHAIN]
 void assign(RowMatrix const& tokens, RowMatrix const& centroids, std::span<std::int32_t> labels, std::span<std::int32_t const> path = {},
             std::span<float> path_keys = {});
 

@@ -182,6 +182,15 @@ TEST(GroupValues, SmallerBlocksRemoveMore) {
   }
 }
 
+TEST(GroupValues, TheOrderIsMadeForBlocksOfTheChosenSize) {
+  Values const values = video_values(8, 1, 8);
+  Options options = grouping_options(GroupOrder::chain_sorted);
+  std::vector<std::int32_t> const for_128 = group_values(values.view(), options).permutation;
+  options.v_block = 32;
+  std::vector<std::int32_t> const for_32 = group_values(values.view(), options).permutation;
+  EXPECT_GT(mean_energy(values.view(), for_32, 32), mean_energy(values.view(), for_128, 32));
+}
+
 TEST(GroupValues, ALargeMeanOfVCostsNothing) {
   Values values = video_values(8, 1, 8);
   Options const options = grouping_options(GroupOrder::chain_sorted);
@@ -200,6 +209,21 @@ TEST(GroupValues, OneWarmIterationEqualsAColdStart) {
   GroupingState const warm = group_values(values.view(), options, {}, &earlier);
   EXPECT_NEAR(mean_energy(values.view(), warm.permutation), cold, 0.01);
   EXPECT_NE(warm.centroids, earlier.centroids);
+}
+
+TEST(GroupValues, WarmAndColdStartsCountTheirOwnIterations) {
+  Values const values = video_values(4, 1, 9);
+  Options options = grouping_options(GroupOrder::label, 16);
+  options.iterations = 1;
+  GroupingState const cold = group_values(values.view(), options);
+  GroupingState const warm = group_values(values.view(), options, {}, &cold);
+  options.warm_iterations = 2;
+  expect_same_state(group_values(values.view(), options), cold);
+  EXPECT_NE(group_values(values.view(), options, {}, &cold).centroids, warm.centroids);
+  options.iterations = 2;
+  options.warm_iterations = 1;
+  expect_same_state(group_values(values.view(), options, {}, &cold), warm);
+  EXPECT_NE(group_values(values.view(), options).centroids, cold.centroids);
 }
 
 TEST(GroupValues, WarmStartBeginsFromTheCentroidsOfTheState) {

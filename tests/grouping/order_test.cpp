@@ -55,6 +55,11 @@ TEST(Chain, StartsFarthestFromTheOriginAndVisitsNeighbours) {
   EXPECT_EQ(chain_clusters(on_a_line({0, -6, 3, -2, 5, 2})), (std::vector<std::int32_t>{1, 3, 0, 5, 2, 4}));
 }
 
+TEST(Chain, TheFarthestCentroidDecidesTheDirection) {
+  EXPECT_EQ(chain_clusters(on_a_line({5, 0, -6})), (std::vector<std::int32_t>{2, 1, 0}));
+  EXPECT_EQ(chain_clusters(on_a_line({6, 0, -5})), (std::vector<std::int32_t>{0, 1, 2}));
+}
+
 TEST(Chain, SizesZeroAndOne) {
   EXPECT_TRUE(chain_clusters(RowMatrix(0, 4)).empty());
   EXPECT_EQ(chain_clusters(RowMatrix(1, 4)), (std::vector<std::int32_t>{0}));
@@ -101,6 +106,18 @@ TEST(Exchange, SeparatesTwoInterleavedKinds) {
   auto const kind = [&](std::int32_t row) { return positions[static_cast<std::size_t>(row)] > 0; };
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end(), [&](auto a, auto b) { return kind(a) < kind(b); }) ||
               std::is_sorted(order.begin(), order.end(), [&](auto a, auto b) { return kind(a) > kind(b); }));
+}
+
+TEST(Exchange, ReachesOddPairsAndAShortLastBlock) {
+  RowMatrix const tokens = on_a_line({0, 0, 9, 1, 2});
+  std::vector<std::int32_t> order = identity(5);
+  exchange_between_blocks(tokens, 2, 1, order);
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 1, 2, 4, 3}));  // means 5 and 2: the 9 keeps the larger neighbour
+
+  RowMatrix const swapped = on_a_line({0, 0, 9, 1, 2, 9.5f});
+  order = identity(6);
+  exchange_between_blocks(swapped, 2, 1, order);
+  EXPECT_EQ(order, (std::vector<std::int32_t>{0, 1, 3, 4, 2, 5}));
 }
 
 TEST(Exchange, ASingleBlockStaysAsItIs) {

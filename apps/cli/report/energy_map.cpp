@@ -67,9 +67,8 @@ std::string strip(std::vector<double> const& energies, double y, std::string_vie
   double const cell_width = kWidth / static_cast<double>(std::max<std::size_t>(cells.size(), 1));
   std::string svg = fmt::format("<text x='{}' y='{:.0f}' text-anchor='end'>{}</text>", kX - 8, y + 14, label);
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    svg +=
-        fmt::format("<rect class='heat' x='{:.2f}' y='{}' width='{:.2f}' height='{}' fill-opacity='{:.2f}'/>",
-                    kX + cell_width * static_cast<double>(i), y, cell_width + 0.3, kHeight, std::clamp(cells[i] / kFullColour, 0.02, 1.0));
+    svg += fmt::format("<rect class='heat' x='{:.2f}' y='{}' width='{:.2f}' height='{}' fill-opacity='{:.2f}'/>",
+                       kX + cell_width * static_cast<double>(i), y, cell_width, kHeight, std::clamp(cells[i] / kFullColour, 0.02, 1.0));
   }
   svg += fmt::format("<text x='{}' y='{:.0f}' class='axis'>{:.1f} % removed</text>\n", kX + kWidth + 8, y + 14, 100 * removed);
   return svg;

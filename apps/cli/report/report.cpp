@@ -62,6 +62,8 @@ polyline.c-affine { stroke-dasharray: 5 4; }
 .k-plain { background: var(--plain); }
 .legend span { display: inline-flex; align-items: center; margin-right: 18px; font-size: 13px; }
 .legend i { width: 16px; height: 4px; border-radius: 2px; margin-right: 6px; }
+.scroll { overflow-x: auto; }
+rect.heat { shape-rendering: crispEdges; }
 figure { margin: 6px 0 0; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 0 20px; }
 .heads { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 4px 28px; }
@@ -122,16 +124,17 @@ std::string table_row(RecipeResult const& result, double largest) {
 
 std::string table_section(std::vector<RecipeResult> const& results) {
   std::string html =
-      "<section><h2>Error of the attention output</h2>\n<p>Relative L2 error of O against exact attention in FP64 on the same inputs, over "
-      "the whole "
-      "file. Look for short blue bars: recipes that subtract block means from V.</p>\n";
+      "<section><h2>Error of the attention output</h2>\n<p>Relative L2 error of O against exact attention in FP64 on the same inputs, all "
+      "heads "
+      "and measured rows together. Look for short blue bars: recipes that subtract block means from V.</p>\n";
   html += kFamilyLegend;
   html +=
-      "<table><thead><tr><th>recipe</th><th>relative error</th><th></th><th>SNR, dB</th><th>cosine</th><th>largest error</th><th>V energy "
+      "<div class='scroll'><table><thead><tr><th>recipe</th><th>relative error</th><th></th><th>SNR, dB</th><th>cosine</th><th>largest "
+      "error</th><th>V energy "
       "removed</th><th>seconds</th></tr></thead><tbody>\n";
   double const largest = largest_error(results);
   for (RecipeResult const& result : results) html += table_row(result, largest);
-  return html + "</tbody></table></section>\n";
+  return html + "</tbody></table></div></section>\n";
 }
 
 std::string head_panel(std::vector<RecipeResult> const& results, std::size_t head, std::string_view title, double largest) {
