@@ -55,8 +55,8 @@ RowResult attend_row(QueryHead const& q, KeyValueHead const& kv, Options const& 
 
   std::vector<double> t = scores_in_codes(q, kv, options, row, visible);
   double const row_max = *std::max_element(t.begin(), t.end());
-  double const row_constant = row_maximum_target(options) - (has_integer_row_constant(options) ? std::ceil(row_max) : row_max);
-  for (double& x : t) x += row_constant;
+  double const row_const = row_constant(options, q.f16_scores, row_max);
+  for (double& x : t) x += row_const;
   std::vector<double> const p = decoded_probabilities(options, t);
 
   double row_sum = 0;  // [EQ-ROWSUM]
@@ -66,7 +66,7 @@ RowResult attend_row(QueryHead const& q, KeyValueHead const& kv, Options const& 
     result.o[channel] =
         kv.v_descale.of_row(d) * weighted_values(kv, p, options.v_block, d) / row_sum + static_cast<double>(kv.v_global_mean[channel]);
   }
-  result.lse = log_sum_exp(options, row_sum, row_constant, correction);
+  result.lse = log_sum_exp(options, row_sum, row_const, correction);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 
 #include "formats/prepared_layout.hpp"
 #include "reference/codecs.hpp"
@@ -135,6 +136,11 @@ UnitQuery unit_query(double q_amax, double k_descale, double tau, std::int64_t h
   return {f32(n / (c * k_descale)), n};
 }
 
+/// Largest code that shaped rounding may give. [EQ-SHAPED]
+double code_limit(Options const& options, int unit_code_max) {
+  return has_unit_scores(options) ? unit_code_max : largest_element_code(code_format(options.qk));
+}
+
 Descales one_descale(double value, std::int64_t rows) { return {{static_cast<float>(value)}, std::max<std::int64_t>(rows, 1)}; }
 
 /// [EQ-AMAX] [EQ-NVFP4]
@@ -260,13 +266,25 @@ void prepare_group(PreparedSequence& prepared, Problem const& problem, Options c
     if (options.q_mean) q.tile_mean = subtract_tile_means(q_rows.back());
   }
 
+  std::optional<Shaping> k_shaping, q_shaping;  // [EQ-SHAPED]
+  if (options.qk_rounding != QkRounding::nearest) {
+    Matrix of_queries(keys.rows.cols, keys.rows.cols);
+    for (Matrix const& rows : q_rows) add_second_moment(of_queries, rows);
+    k_shaping = shaping_of(of_queries, code_limit(options, formats::kUnitKeyCodeMax));
+  }
+  if (options.qk_rounding == QkRounding::shaped) {
+    Matrix of_keys(keys.rows.cols, keys.rows.cols);
+    add_second_moment(of_keys, keys.rows);
+    q_shaping = shaping_of(of_keys, code_limit(options, formats::unit_query_code_max(keys.rows.cols)));
+  }
+
   kv.k_descale = qk_descales(keys.rows, options, options.k_block);
   if (has_unit_scores(options)) {
     double q_amax = 0;
     for (Matrix const& rows : q_rows) q_amax = std::max(q_amax, amax(rows));
     kv.k_descale = one_descale(unit_k_descale(amax(keys.rows), q_amax, tau, keys.rows.cols), keys.rows.rows);
   }
-  kv.k = encode_rows(keys.rows, code_format(options.qk), kv.k_descale);
+  kv.k = encode_rows(keys.rows, code_format(options.qk), kv.k_descale, k_shaping ? &*k_shaping : nullptr);
   if (options.q_mean) {
     kv.k_high = keys.rows;
     for (double& x : kv.k_high.data) x = bf16().round(x);
@@ -282,7 +300,7 @@ void prepare_group(PreparedSequence& prepared, Problem const& problem, Options c
       q.descale = one_descale(unit.descale, rows.rows);
       q.score_multiplier = static_cast<float>(unit.n);
     }
-    q.codes = encode_rows(rows, code_format(options.qk), q.descale);
+    q.codes = encode_rows(rows, code_format(options.qk), q.descale, q_shaping ? &*q_shaping : nullptr);
     q.score_bound = score_bound(q, kv, tau);
     bool const fits_f16 = options.scores == ScoreFormat::automatic && q.score_bound <= static_cast<double>(formats::kFp16ScoreBound);
     q.f16_scores = has_unit_scores(options) && (options.scores == ScoreFormat::f16 || fits_f16);

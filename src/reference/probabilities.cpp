@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "reference/codecs.hpp"
@@ -11,7 +12,8 @@ namespace vcattn::reference {
 
 namespace {
 
-constexpr double kCodeOfOne = 56;  // E4M3 code of 1.0
+constexpr double kCodeOfOne = 56;                                                  // E4M3 code of 1.0
+double const kExpCastBias = -2 * std::log(std::numbers::ln2) - std::numbers::ln2;  // [EQ-LSE-BIAS]
 
 double exp2_of_codes(double t) { return std::exp2(t / 8); }
 
@@ -46,15 +48,41 @@ std::uint8_t probability_code(ExpForm form, double t) {
   return static_cast<std::uint8_t>(code);
 }
 
-double row_maximum_target(Options const& options) {
-  if (options.prob != ProbFormat::e4m3) return 0;
-  if (options.exp_form == ExpForm::paper) return 119.65;
-  if (options.exp_form != ExpForm::exp) return options.top_code;
-  return 8 * std::log2(e4m3().decode(static_cast<std::uint32_t>(options.top_code))) + kCodeOfOne;
+bool has_head_room(Options const& options) {
+  return options.prob == ProbFormat::e4m3 && (options.exp_form == ExpForm::offset126 || options.exp_form == ExpForm::two_line);
 }
 
-bool has_integer_row_constant(Options const& options) {
-  return options.prob == ProbFormat::e4m3 && (options.exp_form == ExpForm::offset126 || options.exp_form == ExpForm::two_line);
+namespace {
+
+/// [EQ-TOP-ALIGN] In FP32, whose roundings decide between candidates that are nearly equal.
+float aligned_row_constant(int top_code, float row_max) {
+  float const bias = static_cast<float>(std::exp(kExpCastBias));
+  float best = 0;
+  float smallest_error = std::numeric_limits<float>::infinity();
+  for (int j = 0; j <= 6 && j < top_code; ++j) {
+    float const candidate = static_cast<float>(top_code - j) - std::ceil(row_max);
+    float const t = row_max + candidate;
+    float const code = std::nearbyint(t);
+    float const mantissa = static_cast<float>(static_cast<int>(code) & 7) / 8;
+    float const ripple = (1 + mantissa) * std::exp2(-mantissa) / bias;
+    float const decoded = ripple * std::fma(code - t, static_cast<float>(std::numbers::ln2 / 8), 1.0f);
+    float const error = std::abs(decoded - 1) + 0.002f * static_cast<float>(j);
+    if (error < smallest_error) {
+      smallest_error = error;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+double row_constant(Options const& options, bool f16_scores, double row_max) {
+  if (options.prob != ProbFormat::e4m3) return -row_max;
+  if (options.exp_form == ExpForm::paper) return 119.65 - row_max;
+  if (has_head_room(options) && f16_scores) return static_cast<double>(aligned_row_constant(options.top_code, static_cast<float>(row_max)));
+  if (options.exp_form != ExpForm::exp) return options.top_code - row_max;
+  return 8 * std::log2(e4m3().decode(static_cast<std::uint32_t>(options.top_code))) + kCodeOfOne - row_max;
 }
 
 std::vector<double> decoded_probabilities(Options const& options, std::vector<double> const& t) {
@@ -85,12 +113,11 @@ std::vector<double> decoded_probabilities(Options const& options, std::vector<do
   return p;
 }
 
-double log_sum_exp(Options const& options, double row_sum, double row_constant, double correction) {
+double log_sum_exp(Options const& options, double row_sum, double row_const, double correction) {
   bool const e4m3_codes = options.prob == ProbFormat::e4m3;
   double const code_of_one = e4m3_codes ? kCodeOfOne : 0.0;
-  double const expcast_bias = -2 * std::log(std::numbers::ln2) - std::numbers::ln2;  // [EQ-LSE-BIAS]
-  double const bias = e4m3_codes && options.exp_form != ExpForm::exp ? expcast_bias : 0.0;
-  return std::log(row_sum / nvfp4_factor(options)) - (row_constant - code_of_one) * std::numbers::ln2 / 8 - bias + correction;
+  double const bias = e4m3_codes && options.exp_form != ExpForm::exp ? kExpCastBias : 0.0;
+  return std::log(row_sum / nvfp4_factor(options)) - (row_const - code_of_one) * std::numbers::ln2 / 8 - bias + correction;
 }
 
 }  // namespace vcattn::reference

@@ -13,14 +13,16 @@ namespace vcattn::reference {
 /// [EQ-EXPCAST-AFFINE].
 std::uint8_t probability_code(ExpForm form, double t);
 
-/// Code units that the row maximum is brought to: T = target - M, with M rounded up where T must be an integer.
-double row_maximum_target(Options const& options);
-bool has_integer_row_constant(Options const& options);
+/// Forms whose row constant stays until the row maximum would pass code 126.
+bool has_head_room(Options const& options);
+/// Row constant T for row maximum M (code units): puts the maximum at the top of the form; an integer for FP16 scores of head-room forms
+/// [EQ-TOP-ALIGN].
+double row_constant(Options const& options, bool f16_scores, double row_max);
 
 /// Decoded probabilities of keys 0, 1, ... of a row from t = x + T; NVFP4 scales share 16 keys [EQ-P-NVFP4].
 std::vector<double> decoded_probabilities(Options const& options, std::vector<double> const& t);
 
 /// [EQ-LSE]
-double log_sum_exp(Options const& options, double row_sum, double row_constant, double correction);
+double log_sum_exp(Options const& options, double row_sum, double row_const, double correction);
 
 }  // namespace vcattn::reference

@@ -110,6 +110,8 @@ double largest_code_value(CodeFormat format) {
   return 1;
 }
 
+double largest_element_code(CodeFormat format) { return format == CodeFormat::nvfp4 ? e2m1().largest() : largest_code_value(format); }
+
 Descales amax_descales(Matrix const& rows, CodeFormat format, std::int64_t rows_per_value) {
   Descales descales{{}, rows_per_value};
   bool const has_descale = format != CodeFormat::f32 && format != CodeFormat::bf16;
@@ -141,38 +143,94 @@ Code encode_element(double x, CodeFormat format) {
     case CodeFormat::int8:
       break;
   }
-  double const integer = std::clamp(round_to_even(x), -127.0, 127.0);
+  double const integer = round_to_even(std::clamp(x, -127.0, 127.0));
   return {static_cast<std::uint32_t>(static_cast<std::int32_t>(integer)) & 0xFFu, integer};
 }
 
 /// [EQ-NVFP4] UE4M3 scale of 16 columns, in units of the descale.
-std::uint8_t block_scale_factor(Matrix const& scaled, std::int64_t row, std::int64_t first_col) {
+std::uint8_t block_scale_factor(double const* scaled) {
   double amax16 = 0;
-  for (std::int64_t c = first_col; c < first_col + kScaleFactorGroup; ++c) amax16 = std::max(amax16, std::abs(scaled(row, c)));
+  for (double const* x = scaled; x < scaled + kScaleFactorGroup; ++x) amax16 = std::max(amax16, std::abs(*x));
   return static_cast<std::uint8_t>(ue4m3_encode(amax16 / e2m1().largest()));
+}
+
+/// Rounds one row. x: values in units of the descale; targets start as x and move as errors are fed back.
+void encode_row(Coded& coded, std::int64_t row, std::vector<double> const& x, CodeFormat format, Shaping const* shaping) {
+  std::vector<double> targets = x;
+  std::int64_t const cols = coded.cols;
+  double scale_factor = 1;
+  for (std::int64_t d = 0; d < cols; ++d) {
+    auto const channel = static_cast<std::size_t>(d);
+    if (format == CodeFormat::nvfp4 && d % kScaleFactorGroup == 0) {
+      coded.scale_factors.push_back(block_scale_factor(x.data() + d));
+      scale_factor = e4m3().decode(coded.scale_factors.back());
+    }
+    double& scaled = coded.scaled(row, d);
+    scaled = targets[channel] * (scale_factor == 0 ? 0.0 : 1.0 / scale_factor);  // a zero keeps its sign
+    if (shaping != nullptr) scaled = std::clamp(scaled, -shaping->code_limit, shaping->code_limit);
+    Code const code = encode_element(scaled, format);
+    coded.codes[static_cast<std::size_t>(row * cols + d)] = code.bits;
+    coded.values(row, d) = code.value * scale_factor;
+    if (shaping == nullptr) continue;
+    double const error = coded.values(row, d) - x[channel];  // [EQ-SHAPED]
+    for (std::int64_t f = d + 1; f < cols; ++f) targets[static_cast<std::size_t>(f)] -= error * shaping->feedback(d, f);
+  }
 }
 
 }  // namespace
 
-Coded encode_rows(Matrix const& rows, CodeFormat format, Descales const& descales) {
+Coded encode_rows(Matrix const& rows, CodeFormat format, Descales const& descales, Shaping const* shaping) {
   Coded coded{rows.rows, rows.cols, {}, {}, Matrix(rows.rows, rows.cols), Matrix(rows.rows, rows.cols)};
   coded.codes.resize(rows.data.size());
+  std::vector<double> x(static_cast<std::size_t>(rows.cols));
   for (std::int64_t i = 0; i < rows.rows; ++i) {
-    for (std::int64_t c = 0; c < rows.cols; ++c) coded.scaled(i, c) = rows(i, c) / descales.of_row(i);
-    double scale_factor = 1;
-    for (std::int64_t c = 0; c < rows.cols; ++c) {
-      if (format == CodeFormat::nvfp4 && c % kScaleFactorGroup == 0) {
-        coded.scale_factors.push_back(block_scale_factor(coded.scaled, i, c));
-        scale_factor = e4m3().decode(coded.scale_factors.back());
-      }
-      double& scaled = coded.scaled(i, c);
-      scaled *= scale_factor == 0 ? 0.0 : 1.0 / scale_factor;  // a zero keeps its sign
-      Code const code = encode_element(scaled, format);
-      coded.codes[static_cast<std::size_t>(i * rows.cols + c)] = code.bits;
-      coded.values(i, c) = code.value * scale_factor;
-    }
+    for (std::int64_t c = 0; c < rows.cols; ++c) x[static_cast<std::size_t>(c)] = rows(i, c) / descales.of_row(i);
+    encode_row(coded, i, x, format, shaping);
   }
   return coded;
+}
+
+void add_second_moment(Matrix& h, Matrix const& rows) {
+  double const largest = amax(rows);
+  if (largest < 0x1p-100) return;
+  auto const steps = static_cast<double>(static_cast<float>(127 / largest));
+  double const weight = (largest / 127) * (largest / 127);
+  for (std::int64_t row = 0; row < rows.rows; ++row) {
+    std::vector<double> z8;
+    for (std::int64_t c = 0; c < rows.cols; ++c) z8.push_back(round_to_even(rows(row, c) * steps));
+    for (std::int64_t i = 0; i < rows.cols; ++i) {
+      for (std::int64_t j = 0; j < rows.cols; ++j) h(i, j) += weight * z8[static_cast<std::size_t>(i)] * z8[static_cast<std::size_t>(j)];
+    }
+  }
+}
+
+Shaping shaping_of(Matrix h, double code_limit) {
+  std::int64_t const n = h.cols;
+  Shaping shaping{Matrix(n, n), code_limit};
+  for (std::int64_t i = 0; i < n; ++i) shaping.feedback(i, i) = 1;
+  double trace = 0;
+  for (std::int64_t i = 0; i < n; ++i) trace += h(i, i);
+  if (trace == 0) return shaping;
+  for (std::int64_t i = 0; i < n; ++i) h(i, i) += 0.01 * trace / static_cast<double>(n);
+
+  // H = U diag U^T from the last column to the first.
+  Matrix u(n, n);
+  std::vector<double> diag(static_cast<std::size_t>(n));
+  for (std::int64_t j = n - 1; j >= 0; --j) {
+    auto const behind = [&](std::int64_t i) {  // sum over k > j of U_ik U_jk diag_k
+      double sum = 0;
+      for (std::int64_t k = j + 1; k < n; ++k) sum += u(i, k) * u(j, k) * diag[static_cast<std::size_t>(k)];
+      return sum;
+    };
+    double const pivot = h(j, j) - behind(j);
+    diag[static_cast<std::size_t>(j)] = pivot;
+    u(j, j) = 1;
+    for (std::int64_t i = 0; i < j; ++i) {
+      u(i, j) = (h(i, j) - behind(i)) / pivot;
+      shaping.feedback(i, j) = static_cast<double>(static_cast<float>(u(i, j)));
+    }
+  }
+  return shaping;
 }
 
 double energy_removed(Matrix const& v, std::vector<std::int64_t> const& order, std::int64_t block) {

@@ -36,6 +36,8 @@ enum class CodeFormat : std::uint8_t { f32, bf16, e4m3, int8, nvfp4 };
 
 /// Largest code value of a format with descales: [EQ-AMAX], [EQ-NVFP4] (E2M1 times its block scale).
 double largest_code_value(CodeFormat format);
+/// Largest magnitude of one code: as above, for NVFP4 that of E2M1.
+double largest_element_code(CodeFormat format);
 
 /// FP32 descales shared by `rows_per_value` consecutive rows each.
 struct Descales {
@@ -54,11 +56,20 @@ struct Coded {
   std::int64_t rows = 0, cols = 0;
   std::vector<std::uint32_t> codes;         // [rows, cols] bits of each code
   std::vector<std::uint8_t> scale_factors;  // NVFP4: UE4M3 [rows, cols / 16]
-  Matrix scaled;                            // [rows, cols] what was rounded to a code
+  Matrix scaled;                            // [rows, cols] what was rounded to a code, in units of the code (and of its block scale)
   Matrix values;                            // [rows, cols] code, times its block scale for NVFP4
 };
-/// Rounds every element to the nearest code. NVFP4 scales share 16 columns.
-Coded encode_rows(Matrix const& rows, CodeFormat format, Descales const& descales);
+/// [EQ-SHAPED] What channel d adds to the targets of the channels behind it: -error * feedback(d, f).
+struct Shaping {
+  Matrix feedback;    // U, FP32 values [cols, cols]
+  double code_limit;  // largest magnitude of a code value
+};
+/// H += moment of the rows, from values rounded to 127 steps of their largest magnitude.
+void add_second_moment(Matrix& h, Matrix const& rows);
+Shaping shaping_of(Matrix h, double code_limit);
+
+/// Rounds every element to the nearest code, or with shaping to the code nearest to its moved target. NVFP4 scales share 16 columns.
+Coded encode_rows(Matrix const& rows, CodeFormat format, Descales const& descales, Shaping const* shaping = nullptr);
 
 /// [EQ-ENERGY] Share of V's energy about its mean that means over `block` sorted rows remove.
 double energy_removed(Matrix const& v, std::vector<std::int64_t> const& order, std::int64_t block);

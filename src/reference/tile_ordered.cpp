@@ -94,27 +94,30 @@ using ProbabilityRow = std::array<double, kTileRows>;
 /// Running state of one query row.
 struct RowState {
   float row_max = -std::numeric_limits<float>::infinity();  // M, code units
-  float row_constant = 0;                                   // T
+  float row_const = 0;                                      // T
   bool started = false;                                     // whether T has been set
   double row_sum = 0;                                       // l
   std::vector<double> o;                                    // in units of v_descale [Dp]
 };
 
+/// T for a row maximum in the FP32 operations of each form.
+float row_constant_f32(Options const& options, bool f16_scores, float row_max) {
+  if (f16_scores && has_head_room(options))
+    return static_cast<float>(row_constant(options, true, static_cast<double>(row_max)));  // [EQ-TOP-ALIGN]
+  return static_cast<float>(row_constant(options, f16_scores, 0.0)) - row_max;             // one subtraction
+}
+
 /// Moves T after the row maximum has moved, and rescales what was summed under the old one. [EQ-RESCALE]
-void update_row_constant(RowState& row, Options const& options) {
-  float row_constant = row.row_constant;
-  if (has_integer_row_constant(options)) {  // [EQ-EXPCAST-OFFSET] [EQ-EXPCAST-TWOLINE]
-    float const row_max = std::ceil(row.row_max);
-    if (!row.started || row_max + row_constant > 126.0f) row_constant = static_cast<float>(options.top_code) - row_max;
-  } else {  // [EQ-EXP] [EQ-EXPCAST-PAPER] [EQ-EXPCAST-AFFINE] [EQ-P-NVFP4]
-    row_constant = static_cast<float>(row_maximum_target(options)) - row.row_max;
-  }
-  if (row.started && row_constant != row.row_constant) {
-    double const alpha = std::exp2((static_cast<double>(row_constant) - static_cast<double>(row.row_constant)) / 8);
+void update_row_constant(RowState& row, Options const& options, bool f16_scores) {
+  float const reach = f16_scores ? std::ceil(row.row_max) : row.row_max;
+  bool const stale = has_head_room(options) && row.started && reach + row.row_const <= 126.0f;  // [EQ-EXPCAST-OFFSET] [EQ-EXPCAST-TWOLINE]
+  float const row_const = stale ? row.row_const : row_constant_f32(options, f16_scores, row.row_max);
+  if (row.started && row_const != row.row_const) {
+    double const alpha = std::exp2((static_cast<double>(row_const) - static_cast<double>(row.row_const)) / 8);
     row.row_sum *= alpha;
     for (double& x : row.o) x *= alpha;
   }
-  row.row_constant = row_constant;
+  row.row_const = row_const;
   row.started = true;
 }
 
@@ -122,8 +125,8 @@ void update_row_constant(RowState& row, Options const& options) {
 float exp2_of_codes(float t) { return static_cast<float>(std::exp2(static_cast<double>(t) / 8)); }
 
 /// E4M3 byte of a score, in the FP32 operations of each form.
-std::uint32_t probability_code_f32(ExpForm form, Score const& score, float row_constant) {
-  float const t = std::fma(score.s, score.factor, row_constant);
+std::uint32_t probability_code_f32(ExpForm form, Score const& score, float row_const) {
+  float const t = std::fma(score.s, score.factor, row_const);
   switch (form) {
     case ExpForm::exp:
       return e4m3().encode(static_cast<double>(exp2_of_codes(t - 56.0f)));  // [EQ-EXP]
@@ -138,7 +141,7 @@ std::uint32_t probability_code_f32(ExpForm form, Score const& score, float row_c
     }
     case ExpForm::affine: {  // [EQ-EXPCAST-AFFINE]
       constexpr float kMagic = 0x1.8p23f;
-      float const base = kMagic + std::fma(row_constant, 128.0f, 8192.0f);
+      float const base = kMagic + std::fma(row_const, 128.0f, 8192.0f);
       float const x = std::max(std::fma(score.s, score.factor * 128.0f, base), kMagic);
       return e4m3().encode(fp16().decode(std::bit_cast<std::uint32_t>(x) & 0xFFFFu));
     }
@@ -155,15 +158,15 @@ void quantise_nvfp4_group(double* p) {
 }
 
 /// Decoded probabilities of a tile; keys from `visible` on have probability 0.
-ProbabilityRow tile_probabilities(ScoreRow const& scores, std::int64_t visible, float row_constant, Options const& options) {
+ProbabilityRow tile_probabilities(ScoreRow const& scores, std::int64_t visible, float row_const, Options const& options) {
   ProbabilityRow p{};
   bool const two_level = options.prob == ProbFormat::nvfp4_two_level;
   for (std::size_t j = 0; j < static_cast<std::size_t>(visible); ++j) {
     if (options.prob == ProbFormat::e4m3) {
-      p[j] = e4m3().decode(probability_code_f32(options.exp_form, scores[j], row_constant));
+      p[j] = e4m3().decode(probability_code_f32(options.exp_form, scores[j], row_const));
       continue;
     }
-    float const value = exp2_of_codes(std::fma(scores[j].s, scores[j].factor, row_constant));
+    float const value = exp2_of_codes(std::fma(scores[j].s, scores[j].factor, row_const));
     p[j] = static_cast<double>(two_level ? value * 2688.0f : value);
     if (options.prob == ProbFormat::bf16) p[j] = bf16().round(p[j]);
   }
@@ -224,7 +227,7 @@ class HeadLoop {
       auto const global_mean = options_.v_mean ? static_cast<double>(slab_.get<float>(l_.v_global_mean, first_channel + d)) : 0.0;
       o[d] = v_descale * row.o[static_cast<std::size_t>(d)] / row.row_sum + global_mean;
     }
-    lse = log_sum_exp(options_, row.row_sum, static_cast<double>(row.row_constant), correction);
+    lse = log_sum_exp(options_, row.row_sum, static_cast<double>(row.row_const), correction);
   }
 
  private:
@@ -271,8 +274,8 @@ class HeadLoop {
 
   void add_key_tile(RowState& row, ScoreRow const& scores, std::int64_t visible, Matrix const& v, std::int64_t k_tile) const {
     for (std::size_t j = 0; j < static_cast<std::size_t>(visible); ++j) row.row_max = std::max(row.row_max, scores[j].s * scores[j].factor);
-    update_row_constant(row, options_);
-    ProbabilityRow const p = tile_probabilities(scores, visible, row.row_constant, options_);
+    update_row_constant(row, options_, f16_scores_);
+    ProbabilityRow const p = tile_probabilities(scores, visible, row.row_const, options_);
     for (std::int64_t j = 0; j < kTileRows; ++j) {
       double const probability = p[static_cast<std::size_t>(j)];
       if (probability == 0) continue;

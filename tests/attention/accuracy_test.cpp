@@ -33,9 +33,9 @@ double tolerance(Recipe recipe) {
   return 0.0;
 }
 
-class EveryRecipe : public testing::TestWithParam<Recipe> {};
+class AccuracyOfRecipe : public testing::TestWithParam<Recipe> {};
 
-TEST_P(EveryRecipe, StaysInsideItsToleranceOnNormalInputs) {
+TEST_P(AccuracyOfRecipe, StaysInsideItsToleranceOnNormalInputs) {
   for (std::int64_t const head_dim : {64, 128}) {
     for (std::int64_t const seqlen_kv : {100, 700, 1500}) {
       OwnedProblem owned = OwnedProblem::normal({1, 64, seqlen_kv, 2, 2, head_dim}, static_cast<unsigned>(51 + seqlen_kv));
@@ -51,7 +51,7 @@ TEST_P(EveryRecipe, StaysInsideItsToleranceOnNormalInputs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, EveryRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
+INSTANTIATE_TEST_SUITE_P(Recipes, AccuracyOfRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
                          testing_support::recipe_case_name);
 
 }  // namespace

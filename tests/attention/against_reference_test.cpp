@@ -54,12 +54,12 @@ void expect_agrees(Problem const& problem, Options const& options, std::string c
   }
 }
 
-class EveryRecipe : public testing::TestWithParam<Recipe> {
+class KernelOfRecipe : public testing::TestWithParam<Recipe> {
  protected:
   Options options_ = recipe_options(GetParam());
 };
 
-TEST_P(EveryRecipe, OddSizes) {
+TEST_P(KernelOfRecipe, OddSizes) {
   for (Sizes const& sizes : {Sizes{1, 1, 1, 1, 1, 32}, {1, 1, 127, 1, 1, 64}, {2, 129, 128, 2, 2, 64}, {1, 127, 389, 4, 2, 128}, {1, 3, 130, 3, 1, 48},
                              {1, 65, 257, 1, 1, 256}, {1, 5, 0, 2, 1, 64}, {1, 0, 5, 2, 1, 64}}) {
     expect_agrees(OwnedProblem::normal(sizes, 21).problem(), options_,
@@ -67,7 +67,7 @@ TEST_P(EveryRecipe, OddSizes) {
   }
 }
 
-TEST_P(EveryRecipe, Causal) {
+TEST_P(KernelOfRecipe, Causal) {
   for (auto const& [seqlen_q, seqlen_kv] : {std::pair<std::int64_t, std::int64_t>{200, 200}, {130, 300}, {300, 130}}) {
     OwnedProblem const owned = OwnedProblem::normal({1, seqlen_q, seqlen_kv, 2, 1, 64}, 22);
     Problem problem = owned.problem();
@@ -76,7 +76,7 @@ TEST_P(EveryRecipe, Causal) {
   }
 }
 
-TEST_P(EveryRecipe, KeyLengthsAndVarlen) {
+TEST_P(KernelOfRecipe, KeyLengthsAndVarlen) {
   OwnedProblem const owned = OwnedProblem::normal({3, 70, 260, 2, 1, 64}, 23);
   std::vector<std::int32_t> const used = {0, 129, 260};
   Problem problem = owned.problem();
@@ -95,7 +95,7 @@ TEST_P(EveryRecipe, KeyLengthsAndVarlen) {
   expect_agrees(varlen, options_, "varlen with key lengths");
 }
 
-TEST_P(EveryRecipe, LargeScoresAndOutliers) {
+TEST_P(KernelOfRecipe, LargeScoresAndOutliers) {
   OwnedProblem owned = OwnedProblem::normal({1, 40, 300, 1, 1, 64}, 25);
   for (float& x : owned.q) x *= 12;
   owned.k_row(0, 77)[3] = 1e4f;
@@ -103,7 +103,7 @@ TEST_P(EveryRecipe, LargeScoresAndOutliers) {
   expect_agrees(owned.problem(), options_, "outliers");
 }
 
-TEST_P(EveryRecipe, NonFiniteRowsStayWhereTheContractPutsThem) {
+TEST_P(KernelOfRecipe, NonFiniteRowsStayWhereTheContractPutsThem) {
   OwnedProblem owned = OwnedProblem::normal({1, 20, 150, 2, 2, 64}, 26);
   owned.q_row(0, 7, 0)[1] = std::numeric_limits<float>::quiet_NaN();
   owned.v_row(0, 3, 1)[2] = std::numeric_limits<float>::infinity();
@@ -117,7 +117,7 @@ TEST_P(EveryRecipe, NonFiniteRowsStayWhereTheContractPutsThem) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, EveryRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
+INSTANTIATE_TEST_SUITE_P(Recipes, KernelOfRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
                          testing_support::recipe_case_name);
 
 TEST(Options, EveryFormAndChoiceAgreesWithTheReference) {

@@ -18,12 +18,12 @@ using testing_support::relative_l2;
 using testing_support::run;
 using testing_support::Sizes;
 
-class EveryRecipe : public testing::TestWithParam<Recipe> {
+class PropertyOfRecipe : public testing::TestWithParam<Recipe> {
  protected:
   Options options_ = recipe_options(GetParam());
 };
 
-TEST_P(EveryRecipe, ConstantValuesGiveConstantOutput) {
+TEST_P(PropertyOfRecipe, ConstantValuesGiveConstantOutput) {
   OwnedProblem owned = OwnedProblem::normal({1, 100, 700, 2, 1, 64}, 31);
   for (std::int64_t j = 0; j < 700; ++j) {
     for (std::int64_t d = 0; d < 64; ++d) owned.v_row(0, j)[d] = 0.1f * static_cast<float>(d % 7) - 0.25f;
@@ -42,7 +42,7 @@ TEST_P(EveryRecipe, ConstantValuesGiveConstantOutput) {
   }
 }
 
-TEST_P(EveryRecipe, PermutingKeysAndValuesChangesOnlyRounding) {
+TEST_P(PropertyOfRecipe, PermutingKeysAndValuesChangesOnlyRounding) {
   Sizes const sizes{1, 50, 384, 1, 1, 64};
   OwnedProblem const owned = OwnedProblem::normal(sizes, 32);
   options_.order = GroupOrder::sequence;
@@ -57,7 +57,7 @@ TEST_P(EveryRecipe, PermutingKeysAndValuesChangesOnlyRounding) {
   for (std::size_t i = 0; i < exact.lse.size(); ++i) EXPECT_NEAR(permuted.lse[i], straight.lse[i], 0.3);
 }
 
-TEST_P(EveryRecipe, AddingAVectorToEveryKeyOnlyShiftsLse) {
+TEST_P(PropertyOfRecipe, AddingAVectorToEveryKeyOnlyShiftsLse) {
   if (!options_.k_mean) GTEST_SKIP() << "not a property of recipes that leave the K mean in";
   Sizes const sizes{1, 64, 500, 2, 1, 64};
   OwnedProblem plain = OwnedProblem::normal(sizes, 34);
@@ -80,7 +80,7 @@ TEST_P(EveryRecipe, AddingAVectorToEveryKeyOnlyShiftsLse) {
   }
 }
 
-TEST_P(EveryRecipe, ShardsMergedByLseGiveTheWhole) {
+TEST_P(PropertyOfRecipe, ShardsMergedByLseGiveTheWhole) {
   Sizes const sizes{1, 40, 600, 1, 1, 64};
   OwnedProblem owned = OwnedProblem::normal(sizes, 35);
   for (std::int64_t j = 0; j < 600; ++j) owned.k_row(0, j)[9] += 50.0f;  // a K mean of size 50
@@ -103,7 +103,7 @@ TEST_P(EveryRecipe, ShardsMergedByLseGiveTheWhole) {
   EXPECT_LE(relative_l2(merged, expected.o), 1.5 * relative_l2(once.o, expected.o) + 0.01);
 }
 
-TEST_P(EveryRecipe, RisingMaximumNeverSaturates) {
+TEST_P(PropertyOfRecipe, RisingMaximumNeverSaturates) {
   // Every key scores higher than all before it, over many octaves, and the last ones share the mass.
   OwnedProblem owned({1, 4, 640, 1, 1, 64});
   std::mt19937 random(36);
@@ -121,7 +121,7 @@ TEST_P(EveryRecipe, RisingMaximumNeverSaturates) {
   EXPECT_LE(relative_l2(out.o, expected.o), tolerance);
 }
 
-TEST_P(EveryRecipe, ThreadCountDoesNotChangeABit) {
+TEST_P(PropertyOfRecipe, ThreadCountDoesNotChangeABit) {
   OwnedProblem const owned = OwnedProblem::normal({2, 300, 517, 4, 2, 64}, 37);
   options_.num_threads = 1;
   auto const one = run(owned.problem(), options_);
@@ -133,14 +133,14 @@ TEST_P(EveryRecipe, ThreadCountDoesNotChangeABit) {
   }
 }
 
-TEST_P(EveryRecipe, NoKeysGiveZeroAndMinusInfinity) {
+TEST_P(PropertyOfRecipe, NoKeysGiveZeroAndMinusInfinity) {
   OwnedProblem const owned = OwnedProblem::normal({1, 9, 0, 2, 1, 64}, 38);
   auto const out = run(owned.problem(), options_);
   for (double const x : out.o) EXPECT_EQ(x, 0.0);
   for (double const x : out.lse) EXPECT_EQ(x, -std::numeric_limits<double>::infinity());
 }
 
-TEST_P(EveryRecipe, EqualScoresAverageTheValues) {
+TEST_P(PropertyOfRecipe, EqualScoresAverageTheValues) {
   OwnedProblem owned = OwnedProblem::normal({1, 3, 1000, 1, 1, 64}, 39);
   std::fill(owned.q.begin(), owned.q.end(), 0.0f);
   auto const expected = reference::exact_attention(owned.problem());
@@ -151,7 +151,7 @@ TEST_P(EveryRecipe, EqualScoresAverageTheValues) {
   for (double const lse : out.lse) EXPECT_NEAR(lse, std::log(1000.0), 0.05);
 }
 
-TEST_P(EveryRecipe, OneDominantKeyReturnsItsValue) {
+TEST_P(PropertyOfRecipe, OneDominantKeyReturnsItsValue) {
   OwnedProblem owned = OwnedProblem::normal({1, 5, 300, 1, 1, 64}, 40);
   for (std::int64_t i = 0; i < 5; ++i) {
     for (std::int64_t d = 0; d < 64; ++d) owned.q_row(0, i)[d] = owned.k_row(0, 123)[d] = d % 2 == 0 ? 2.5f : -2.5f;
@@ -161,7 +161,7 @@ TEST_P(EveryRecipe, OneDominantKeyReturnsItsValue) {
   for (std::size_t i = 0; i < out.o.size(); ++i) EXPECT_NEAR(out.o[i], static_cast<double>(owned.v_row(0, 123)[i % 64]), tolerance) << i;
 }
 
-TEST_P(EveryRecipe, InputsAreLeftAlone) {
+TEST_P(PropertyOfRecipe, InputsAreLeftAlone) {
   OwnedProblem owned = OwnedProblem::normal({1, 30, 140, 2, 1, 64}, 41);
   OwnedProblem const copy = owned;
   run(owned.problem(), options_);
@@ -170,7 +170,7 @@ TEST_P(EveryRecipe, InputsAreLeftAlone) {
   EXPECT_EQ(owned.v, copy.v);
 }
 
-TEST_P(EveryRecipe, OutputDtypesAndStrides) {
+TEST_P(PropertyOfRecipe, OutputDtypesAndStrides) {
   OwnedProblem const owned = OwnedProblem::normal({2, 33, 150, 2, 1, 64}, 42);
   auto const expected = run(owned.problem(), options_);
   // HND bf16 and fp16 with a gap of three elements behind every row.
@@ -197,7 +197,7 @@ TEST_P(EveryRecipe, OutputDtypesAndStrides) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, EveryRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
+INSTANTIATE_TEST_SUITE_P(Recipes, PropertyOfRecipe, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
                          testing_support::recipe_case_name);
 
 TEST(Rope, IsAppliedToQAndKBeforeEverything) {

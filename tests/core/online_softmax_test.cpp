@@ -37,14 +37,32 @@ Options options_of(Case const& c) {
 class OnlineSoftmax : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Forms, OnlineSoftmax, testing::ValuesIn(kCases));
 
+/// The forms that packed-half kernels have: FP16 scores, integer row constants.
+class HeadRoomForm : public OnlineSoftmax {};
+INSTANTIATE_TEST_SUITE_P(Forms, HeadRoomForm,
+                         testing::Values(Case{ProbFormat::e4m3, ExpForm::offset126, 126}, Case{ProbFormat::e4m3, ExpForm::two_line, 126},
+                                         Case{ProbFormat::e4m3, ExpForm::two_line, 112}, Case{ProbFormat::e4m3, ExpForm::two_line, 8}));
+
 TEST_P(OnlineSoftmax, FirstRowConstantBringsTheMaximumToItsTarget) {
   auto const [prob, form, top_code] = GetParam();
-  double const target = reference::row_maximum_target(options_of(GetParam()));
   for (float const row_max : {-700.5f, -1.0f, 0.0f, 0.25f, 63.9f, 4000.0f}) {
-    double const maximum = core::has_integer_constant(form) ? std::ceil(static_cast<double>(row_max)) : static_cast<double>(row_max);
-    float const constant = core::next_row_constant(prob, form, top_code, row_max, 0.0f, true);
-    EXPECT_NEAR(static_cast<double>(constant), target - maximum, 5e-4) << row_max;
-    EXPECT_NEAR(core::next_row_constant(prob, form, top_code, static_cast<double>(row_max), 0.0, true), target - maximum, 1e-5) << row_max;
+    double const expected = reference::row_constant(options_of(GetParam()), false, static_cast<double>(row_max));
+    float const constant = core::next_row_constant(prob, form, top_code, false, row_max, 0.0f, true);
+    EXPECT_NEAR(static_cast<double>(constant), expected, 5e-4) << row_max;
+    EXPECT_NEAR(core::next_row_constant(prob, form, top_code, false, static_cast<double>(row_max), 0.0, true), expected, 1e-5) << row_max;
+  }
+}
+
+/// [EQ-TOP-ALIGN] Every row maximum that FP16 scores can have near 0, and coarser ones up to the score bound.
+TEST_P(HeadRoomForm, Fp16ScoresGetAnAlignedInteger) {
+  auto const [prob, form, top_code] = GetParam();
+  for (float row_max = -1024.0f; row_max <= 1024.0f; row_max += std::abs(row_max) < 4 ? 1.0f / 256 : 0.5f) {
+    float const constant = core::next_row_constant(prob, form, top_code, true, row_max, 0.0f, true);
+    ASSERT_EQ(constant, std::round(constant));
+    ASSERT_EQ(static_cast<double>(constant), reference::row_constant(options_of(GetParam()), true, static_cast<double>(row_max)))
+        << row_max;
+    ASSERT_LE(row_max + constant, static_cast<float>(top_code));
+    ASSERT_GT(row_max + constant, static_cast<float>(top_code - 8));
   }
 }
 
@@ -60,14 +78,16 @@ TEST_P(OnlineSoftmax, LogSumExpOfAKnownRow) {
   }
 }
 
-TEST(OnlineSoftmaxHeadRoom, IntegerConstantsMoveOnlyWhenACodeWouldPass126) {
-  auto const next = [](float row_max, float old_constant) {
-    return core::next_row_constant(ProbFormat::e4m3, ExpForm::two_line, 112, row_max, old_constant, false);
-  };
-  float const constant = core::next_row_constant(ProbFormat::e4m3, ExpForm::two_line, 112, 10.2f, 0.0f, true);
-  EXPECT_EQ(constant, 112.0f - 11.0f);
-  EXPECT_EQ(next(24.9f, constant), constant) << "ceil(24.9) + 101 = 126 still fits";
-  EXPECT_EQ(next(25.1f, constant), 112.0f - 26.0f);
+TEST(OnlineSoftmaxHeadRoom, RowConstantsMoveOnlyWhenACodeWouldPass126) {
+  for (bool const f16_scores : {false, true}) {
+    auto const next = [&](float row_max, float old_constant) {
+      return core::next_row_constant(ProbFormat::e4m3, ExpForm::two_line, 112, f16_scores, row_max, old_constant, false);
+    };
+    float const constant = 101.0f;
+    EXPECT_EQ(next(24.9f, constant), constant) << "24.9 + 101 rounds to 126 at most";
+    EXPECT_EQ(next(-500.0f, constant), constant) << "a lower maximum never moves it";
+    EXPECT_LE(next(25.1f, constant) + 25.1f, 112.0f) << "back to the top code";
+  }
 }
 
 TEST(OnlineSoftmaxRescale, IsEighthsOfAnOctave) {

@@ -8,8 +8,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import lint
+
+TAG = "EQ" + "-A"  # assembled, or the rule on tags would look for its definition
 
 CLEAN = {
     ".gitignore": "/build*/\n/demo-out/\n",
@@ -19,10 +22,11 @@ CLEAN = {
     "README.md": "Type `make demo`, read [the guide](docs/guide.md) and `src/core/a.hpp`; `build/x/y` is generated.\n\n"
                  "```sh\nmake demo\ncmake --preset release\nvcattn attend in.safetensors -o out.safetensors --lse\n```\n\n"
                  "```cpp\nint main() {}\n```\n",
+    "docs/equations.md": f"- **[{TAG}]** one\n",
     "docs/guide.md": "See [equations](../README.md) and `src/{core,prepare}/`.\n",
     "examples/quickstart.cpp": "int main() {}\n",
     "include/vcattn/api.hpp": "#pragma once\n",
-    "src/core/a.hpp": "#pragma once\n\n#include <cstdint>\n",
+    "src/core/a.hpp": "#pragma once\n\n#include <cstdint>\n\n// [" + TAG + "]\n",
     "src/formats/layout.hpp": '#pragma once\n\n#include "core/a.hpp"\n',
     "src/prepare/prepare.cpp": '#include "formats/layout.hpp"\n\n#include <oneapi/tbb/parallel_for.h>\n\n#include "vcattn/api.hpp"\n',
 }
@@ -86,6 +90,13 @@ class LintTest(unittest.TestCase):
     def test_names(self):
         self.assert_found("names", "src/core/b.hpp", "// scale\nfloat softmax_scale, scale;\n", "which way", line=2)
         self.assertEqual(self.findings("names", {"src/core/b.hpp": 'char const* s = "scale"; float scale_factor;\n'}), [])
+
+    def test_tags(self):
+        # Assembled, or the rule would find it here.
+        unknown = "EQ" + "-GONE"
+        self.assert_found("tags", "src/core/b.hpp", f"\n// [{unknown}]\n", f"{unknown} is not defined", line=2)
+        unused = "EQ" + "-B"
+        self.assert_found("tags", "docs/equations.md", f"- **[{TAG}]** one\n- **[{unused}]** two\n", f"no source under src/ carries [{unused}]", line=2)
 
     def test_headers(self):
         self.assert_found("headers", "src/core/b.hpp", "#pragma once\nstd::int32_t x;\n", "does not compile alone as c++20")

@@ -89,6 +89,7 @@ TEST_P(UnitScaling, ProductsAreCodeUnitsAndFitFp16) {
   problem.softmax_scale = softmax_scale;
   Options options = recipe_options(Recipe::vc8);
   options.k_mean = options.hadamard = false;
+  options.qk_rounding = QkRounding::nearest;
   PreparedSequence const prepared = reference::prepare_reference(problem, options)[0];
   KeyValueHead const& kv = prepared.kv[0];
   double const q_code_max = head_dim > 128 ? 8 : 16;
@@ -193,6 +194,81 @@ TEST(ReferencePreparation, QueryMeansAreTakenOutPerTile) {
     double sum = 0;
     for (std::int64_t i = 0; i < 128; ++i) sum += q.codes.scaled(i, c) == 0 ? 0 : q.codes.values(i, c) * q.descale.of_row(i);
     EXPECT_NEAR(sum / 128, 0.0, 0.1);
+  }
+}
+
+/// Relative L2 error of all scores q . k that rounding Q and K causes.
+double score_error(Problem const& problem, Options const& options) {
+  PreparedSequence const prepared = reference::prepare_reference(problem, options)[0];
+  QueryHead const& q = prepared.q[0];
+  KeyValueHead const& kv = prepared.kv[0];
+  Matrix const rows = reference::load_rows(problem.q, 0, 0, 0, q.codes.rows);
+  Matrix const keys = reference::load_rows(problem.k, 0, 0, 0, kv.k.rows);
+  std::vector<double> coded, exact;
+  for (std::int64_t i = 0; i < rows.rows; ++i) {
+    for (std::int64_t j = 0; j < keys.rows; ++j) {
+      coded.push_back(reference::dot(q.codes.values, i, kv.k.values, j) * q.descale.of_row(i) * kv.k_descale.of_row(j));
+      exact.push_back(reference::dot(rows, i, keys, j));
+    }
+  }
+  return relative_l2(coded, exact);
+}
+
+/// Queries with energy in few directions: errors of K can be pushed into the others.
+TEST(ReferencePreparation, ShapedRoundingLowersTheScoreError) {
+  OwnedProblem owned = OwnedProblem::normal({1, 120, 150, 1, 1, 64}, 8);
+  for (std::int64_t i = 0; i < 120; ++i) {
+    for (std::int64_t d = 0; d < 64; ++d) owned.q_row(0, i)[d] = owned.q_row(0, i)[d] * 0.1f + owned.q_row(0, i)[d % 4];
+  }
+  for (Recipe const recipe : {Recipe::vc8, Recipe::vc8s, Recipe::vc8_paper, Recipe::vsmooth4}) {
+    Options options = recipe_options(recipe);
+    options.k_mean = options.q_mean = options.hadamard = false;
+    options.qk_rounding = QkRounding::nearest;
+    double const nearest = score_error(owned.problem(), options);
+    options.qk_rounding = QkRounding::shaped_k;
+    double const shaped_k = score_error(owned.problem(), options);
+    options.qk_rounding = QkRounding::shaped;
+    double const shaped = score_error(owned.problem(), options);
+    EXPECT_LT(shaped_k, 0.95 * nearest) << recipe_name(recipe);
+    EXPECT_LT(shaped, 1.05 * shaped_k) << recipe_name(recipe);
+  }
+}
+
+/// H = U diag U^T, and without energy no channel feeds into another.
+TEST(ReferenceStages, ShapingFactorsTheMoment) {
+  std::int64_t const n = 8;
+  OwnedProblem const owned = OwnedProblem::normal({1, 20, 1, 1, 1, n}, 9);
+  Matrix h(n, n);
+  reference::add_second_moment(h, reference::load_rows(owned.problem().q, 0, 0, 0, 20));
+  double trace = 0;
+  for (std::int64_t i = 0; i < n; ++i) trace += h(i, i);
+  Matrix const u = reference::shaping_of(h, 127).feedback;
+  for (std::int64_t i = 0; i < n; ++i) h(i, i) += 0.01 * trace / static_cast<double>(n);
+  for (std::int64_t i = 0; i < n; ++i) {
+    EXPECT_EQ(u(i, i), 1.0);
+    for (std::int64_t j = 0; j < i; ++j) EXPECT_EQ(u(i, j), 0.0);
+  }
+  // U^-1 H U^-T must be diagonal: solve from the last row up.
+  auto const solve = [&](Matrix columns) {
+    for (std::int64_t i = n - 1; i >= 0; --i) {
+      for (std::int64_t k = i + 1; k < n; ++k) {
+        for (std::int64_t c = 0; c < n; ++c) columns(i, c) -= u(i, k) * columns(k, c);
+      }
+    }
+    return columns;
+  };
+  Matrix const diagonal = solve(reference::transpose(solve(h)));
+  for (std::int64_t i = 0; i < n; ++i) {
+    EXPECT_GT(diagonal(i, i), 0.0);
+    for (std::int64_t j = 0; j < n; ++j) {
+      if (i != j) {
+        EXPECT_NEAR(diagonal(i, j), 0.0, 1e-5 * trace);
+      }
+    }
+  }
+  Matrix const identity = reference::shaping_of(Matrix(n, n), 127).feedback;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) EXPECT_EQ(identity(i, j), i == j ? 1.0 : 0.0);
   }
 }
 
