@@ -53,7 +53,7 @@ enum { VCATTN_CPU = 0, VCATTN_CUDA = 1 };
 /// vcattn_rope::style: pairs (2i, 2i+1), or (i, i + rotary_dim/2).
 enum { VCATTN_ROPE_INTERLEAVED = 0, VCATTN_ROPE_ROTATE_HALF = 1 };
 
-/// vcattn_options::recipe. Only a label: the other members decide.
+/// vcattn_options::recipe. A label, except that it says what VCATTN_ORDER_AUTOMATIC means.
 enum {
   VCATTN_RECIPE_EXACT = 0,
   VCATTN_RECIPE_BF16 = 1,
@@ -72,6 +72,7 @@ enum {
 /// Members of vcattn_options; options.hpp says what each value means.
 enum { VCATTN_QK_F32 = 0, VCATTN_QK_BF16 = 1, VCATTN_QK_E4M3 = 2, VCATTN_QK_INT8 = 3, VCATTN_QK_NVFP4 = 4 };
 enum { VCATTN_QK_SCALING_HEAD = 0, VCATTN_QK_SCALING_BLOCK = 1, VCATTN_QK_SCALING_UNIT = 2 };
+enum { VCATTN_QK_ROUNDING_NEAREST = 0, VCATTN_QK_ROUNDING_SHAPED_K = 1, VCATTN_QK_ROUNDING_SHAPED = 2 };
 enum { VCATTN_V_F32 = 0, VCATTN_V_BF16 = 1, VCATTN_V_E4M3 = 2, VCATTN_V_NVFP4 = 3 };
 enum { VCATTN_PROB_F32 = 0, VCATTN_PROB_BF16 = 1, VCATTN_PROB_E4M3 = 2, VCATTN_PROB_NVFP4 = 3, VCATTN_PROB_NVFP4_TWO_LEVEL = 4 };
 enum { VCATTN_EXP_EXP = 0, VCATTN_EXP_PAPER = 1, VCATTN_EXP_OFFSET126 = 2, VCATTN_EXP_TWO_LINE = 3, VCATTN_EXP_AFFINE = 4 };
@@ -151,6 +152,7 @@ typedef struct vcattn_options {
   uint32_t qk_scaling;     ///< VCATTN_QK_SCALING_*
   int32_t q_block;         ///< rows: 32, 64 or 128
   int32_t k_block;         ///< rows: 32, 64 or 128
+  uint32_t qk_rounding;    ///< VCATTN_QK_ROUNDING_*
   uint32_t k_mean;         ///< 0 or 1
   uint32_t q_mean;         ///< 0 or 1
   uint32_t hadamard;       ///< 0 or 1

@@ -46,6 +46,8 @@ static_assert(same(VCATTN_QK_F32, QkFormat::f32) && same(VCATTN_QK_BF16, QkForma
               same(VCATTN_QK_INT8, QkFormat::int8) && same(VCATTN_QK_NVFP4, QkFormat::nvfp4));
 static_assert(same(VCATTN_QK_SCALING_HEAD, QkScaling::head) && same(VCATTN_QK_SCALING_BLOCK, QkScaling::block) &&
               same(VCATTN_QK_SCALING_UNIT, QkScaling::unit));
+static_assert(same(VCATTN_QK_ROUNDING_NEAREST, QkRounding::nearest) && same(VCATTN_QK_ROUNDING_SHAPED_K, QkRounding::shaped_k) &&
+              same(VCATTN_QK_ROUNDING_SHAPED, QkRounding::shaped));
 static_assert(same(VCATTN_V_F32, VFormat::f32) && same(VCATTN_V_BF16, VFormat::bf16) && same(VCATTN_V_E4M3, VFormat::e4m3) &&
               same(VCATTN_V_NVFP4, VFormat::nvfp4));
 static_assert(same(VCATTN_PROB_F32, ProbFormat::f32) && same(VCATTN_PROB_BF16, ProbFormat::bf16) &&

@@ -154,30 +154,34 @@ inline Problem to_problem(vcattn_problem const* in) {
 /// The one list of option members: visits (name, C member, C++ member[, last enumerator]).
 template <typename COptions, typename CppOptions, typename Visit>
 void visit_options(COptions& c, CppOptions& cpp, Visit visit) {
-  visit("recipe", c.recipe, cpp.recipe, Recipe::vsmooth4);
-  visit("qk", c.qk, cpp.qk, QkFormat::nvfp4);
-  visit("qk_scaling", c.qk_scaling, cpp.qk_scaling, QkScaling::unit);
-  visit("q_block", c.q_block, cpp.q_block);
-  visit("k_block", c.k_block, cpp.k_block);
-  visit("k_mean", c.k_mean, cpp.k_mean);
-  visit("q_mean", c.q_mean, cpp.q_mean);
-  visit("hadamard", c.hadamard, cpp.hadamard);
-  visit("scores", c.scores, cpp.scores, ScoreFormat::f32);
-  visit("v", c.v, cpp.v, VFormat::nvfp4);
-  visit("v_per_channel", c.v_per_channel, cpp.v_per_channel);
-  visit("v_mean", c.v_mean, cpp.v_mean);
-  visit("v_block", c.v_block, cpp.v_block);
-  visit("emc", c.emc, cpp.emc);
-  visit("prob", c.prob, cpp.prob, ProbFormat::nvfp4_two_level);
-  visit("exp_form", c.exp_form, cpp.exp_form, ExpForm::affine);
-  visit("top_code", c.top_code, cpp.top_code);
-  visit("order", c.order, cpp.order, GroupOrder::chain_sorted);
-  visit("clusters", c.clusters, cpp.clusters);
-  visit("iterations", c.iterations, cpp.iterations);
-  visit("warm_iterations", c.warm_iterations, cpp.warm_iterations);
-  visit("check_finite", c.check_finite, cpp.check_finite);
-  visit("exact_f64", c.exact_f64, cpp.exact_f64);
-  visit("num_threads", c.num_threads, cpp.num_threads);
+  // Named one by one, so that a member added to Options does not compile before it is added here and to vcattn_options.
+  auto& [recipe, qk, qk_scaling, q_block, k_block, qk_rounding, k_mean, q_mean, hadamard, scores, v, v_per_channel, v_mean, v_block, emc,
+         prob, exp_form, top_code, order, clusters, iterations, warm_iterations, check_finite, exact_f64, num_threads] = cpp;
+  visit("recipe", c.recipe, recipe, Recipe::vsmooth4);
+  visit("qk", c.qk, qk, QkFormat::nvfp4);
+  visit("qk_scaling", c.qk_scaling, qk_scaling, QkScaling::unit);
+  visit("q_block", c.q_block, q_block);
+  visit("k_block", c.k_block, k_block);
+  visit("qk_rounding", c.qk_rounding, qk_rounding, QkRounding::shaped);
+  visit("k_mean", c.k_mean, k_mean);
+  visit("q_mean", c.q_mean, q_mean);
+  visit("hadamard", c.hadamard, hadamard);
+  visit("scores", c.scores, scores, ScoreFormat::f32);
+  visit("v", c.v, v, VFormat::nvfp4);
+  visit("v_per_channel", c.v_per_channel, v_per_channel);
+  visit("v_mean", c.v_mean, v_mean);
+  visit("v_block", c.v_block, v_block);
+  visit("emc", c.emc, emc);
+  visit("prob", c.prob, prob, ProbFormat::nvfp4_two_level);
+  visit("exp_form", c.exp_form, exp_form, ExpForm::affine);
+  visit("top_code", c.top_code, top_code);
+  visit("order", c.order, order, GroupOrder::chain_sorted);
+  visit("clusters", c.clusters, clusters);
+  visit("iterations", c.iterations, iterations);
+  visit("warm_iterations", c.warm_iterations, warm_iterations);
+  visit("check_finite", c.check_finite, check_finite);
+  visit("exact_f64", c.exact_f64, exact_f64);
+  visit("num_threads", c.num_threads, num_threads);
 }
 
 struct FromC {

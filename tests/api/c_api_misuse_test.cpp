@@ -70,13 +70,19 @@ TEST_F(CApiMisuse, NullPointers) {
   add("options", vcattn_prepared_size(&problem, nullptr, &size));
   add("size_bytes", vcattn_prepared_size(&problem, &options, nullptr));
   add("size_bytes", vcattn_workspace_size(&problem, &options, nullptr));
-  add("problem", vcattn_prepare(nullptr, &options, nullptr, 0, nullptr, &prepared));
-  EXPECT_EQ(prepared, nullptr) << "a failed call must leave no handle";
+  vcattn_prepared* none = prepared;
+  add("problem", vcattn_prepare(nullptr, &options, nullptr, 0, nullptr, &none));
+  EXPECT_EQ(none, nullptr) << "a failed call must leave no handle";
   add("prepared", vcattn_prepare(&problem, &options, nullptr, 0, nullptr, nullptr));
   add("prepared", vcattn_prepared_bytes(nullptr, &size));
   add("prepared", vcattn_prepared_permutation(nullptr, &pointer, &count));
   add("prepared", vcattn_prepared_value_energy_removed(nullptr, &energy));
   add("prepared", vcattn_attention(nullptr, &output, nullptr, 0, nullptr));
+  add("size_bytes", vcattn_prepared_bytes(prepared, nullptr));
+  add("permutation", vcattn_prepared_permutation(prepared, nullptr, &count));
+  add("count", vcattn_prepared_permutation(prepared, &pointer, nullptr));
+  add("energy_removed", vcattn_prepared_value_energy_removed(prepared, nullptr));
+  add("output", vcattn_attention(prepared, nullptr, nullptr, 0, nullptr));
   add("problem", vcattn_attend(nullptr, &options, &output, nullptr));
   add("options", vcattn_attend(&problem, nullptr, &output, nullptr));
   add("output", vcattn_attend(&problem, &options, nullptr, nullptr));
@@ -101,6 +107,7 @@ TEST_F(CApiMisuse, NullPointers) {
     EXPECT_NE(call.text.find("got NULL"), std::string::npos) << call.text;
   }
   EXPECT_EQ(vcattn_prepared_destroy(nullptr), VCATTN_OK);
+  EXPECT_EQ(vcattn_prepared_destroy(prepared), VCATTN_OK);
   EXPECT_EQ(vcattn_schedule_destroy(nullptr), VCATTN_OK);
   EXPECT_EQ(vcattn_schedule_destroy(schedule), VCATTN_OK);
 }
@@ -201,6 +208,7 @@ TEST_F(CApiMisuse, ValuesOutsideTheEnumerations) {
                             {&options.recipe, "options.recipe"},
                             {&options.qk, "options.qk"},
                             {&options.qk_scaling, "options.qk_scaling"},
+                            {&options.qk_rounding, "options.qk_rounding"},
                             {&options.k_mean, "options.k_mean"},
                             {&options.q_mean, "options.q_mean"},
                             {&options.hadamard, "options.hadamard"},

@@ -48,7 +48,9 @@ void expect_agrees(Problem const& problem, Options const& options, std::string c
       } else if (std::isinf(expected.lse[i])) {
         EXPECT_EQ(static_cast<double>(lse[i]), expected.lse[i]);
       } else {
-        EXPECT_NEAR(static_cast<double>(lse[i]), expected.lse[i], 2e-3) << i;
+        // FP32 of a large score, and for NVFP4 probabilities one block scale that rounds the other way.
+        bool const four_bit = options.prob == ProbFormat::nvfp4 || options.prob == ProbFormat::nvfp4_two_level;
+        EXPECT_NEAR(static_cast<double>(lse[i]), expected.lse[i], (four_bit ? 2e-2 : 2e-3) + 1e-6 * std::abs(expected.lse[i])) << i;
       }
     }
   }

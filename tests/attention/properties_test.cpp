@@ -115,10 +115,10 @@ TEST_P(PropertyOfRecipe, RisingMaximumNeverSaturates) {
     owned.k_row(0, j)[1] = normal(random);
   }
   options_.order = GroupOrder::sequence;
-  auto const expected = reference::exact_attention(owned.problem());
+  // The same recipe with one global maximum: the running one may only cost rounding.
+  auto const expected = reference::recipe_attention(owned.problem(), options_);
   auto const out = run(owned.problem(), options_);
-  double const tolerance = options_.qk == QkFormat::nvfp4 ? 0.5 : options_.qk == QkFormat::e4m3 ? 0.2 : 0.08;
-  EXPECT_LE(relative_l2(out.o, expected.o), tolerance);
+  EXPECT_LE(relative_l2(out.o, expected.o), 0.03);
 }
 
 TEST_P(PropertyOfRecipe, ThreadCountDoesNotChangeABit) {

@@ -39,7 +39,7 @@ std::string name_of(testing::TestParamInfo<Case> const& info) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  std::vector<Sizes> const sizes = {{1, 1, 1, 1, 1, 32}, {1, 127, 129, 2, 1, 64}, {2, 130, 257, 2, 2, 96}, {1, 33, 131, 4, 2, 128}, {1, 65, 200, 1, 1, 256}};
+  std::vector<Sizes> const sizes = {{1, 2, 1, 1, 1, 32}, {1, 127, 129, 2, 1, 64}, {2, 130, 257, 2, 2, 96}, {1, 33, 131, 4, 2, 128}, {1, 65, 200, 1, 1, 256}};
   for (Recipe const recipe : all_recipes()) {
     for (Sizes const& s : sizes) all.push_back({s, "", recipe});
   }
