@@ -64,7 +64,7 @@ function(vcattn_isa_sources OUT SOURCE)
   set(flags_baseline "")
   set(flags_avx2 -march=x86-64-v3)
   # GCC 12 warns about its own AVX-512 intrinsics (_mm256_undefined_pd).
-  set(flags_avx512 -march=x86-64-v4 -mprefer-vector-width=512 -Wno-maybe-uninitialized)
+  set(flags_avx512 -march=x86-64-v4 -mprefer-vector-width=512 -Wno-maybe-uninitialized -Wno-uninitialized)
   get_filename_component(stem ${SOURCE} NAME_WE)
   set(result ${${OUT}})
   foreach(name IN LISTS names)

@@ -25,7 +25,8 @@ struct GroupingState {
   bool empty() const { return permutation.empty(); }
 };
 
-/// Clusters used for `seqlen_kv` valid keys when options.clusters is 0: clamp(Sk / 500, 8, 64) in label order, clamp(Sk / 300, 8, 256) in chain orders.
+/// Clusters used for `seqlen_kv` valid keys when options.clusters is 0: clamp(Sk / 500, 8, 64) in label order, clamp(Sk / 128, 4, 512) in
+/// chain orders. Source: docs/experiments/grouping.md.
 VCATTN_API std::int32_t default_clusters(std::int64_t seqlen_kv, GroupOrder order);
 
 /// k-means on the value tokens of each (batch, kv head) [EQ-KMEANS], then the order that options.order asks for.

@@ -165,6 +165,7 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
       std::uint8_t* const factors = l.v_scale_factors.bytes == 0 ? nullptr : slab.section<std::uint8_t>(l.v_scale_factors) + row * kGroups;
       float const channel_descale = descale[static_cast<std::size_t>(d)];
       for (int slot = 0; slot < kTileRows; ++slot) channel[static_cast<std::size_t>(slot)] = tile.row(formats::key_of_slot(slot))[d];
+      // [EQ-NVFP4-V] 16 slots share a scale
       formats::encode_row(format, channel.data(), static_cast<int>(kTileRows), 1.0f / channel_descale, codes, factors);
       if (!options.v_mean || !options.emc) continue;
       formats::decode_row(format, codes, factors, static_cast<int>(kTileRows), decoded.data());
