@@ -1,7 +1,7 @@
 # Front door for people and for CI. The build itself is CMake's: see CMakePresets.json.
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo test asan bench tables format lint clean
+.PHONY: help packages build demo test asan test-gpu bench tables format lint clean
 
 PRESET  ?= release
 CAPTURE ?= data/wan_nano_2k_s10_l5.safetensors
@@ -18,7 +18,7 @@ build     = cmake --build --preset $(1) --parallel $(JOBS)
 run_tests = ctest --preset $(1) --no-tests=error --parallel $(JOBS)
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 packages: ## install the Debian or Ubuntu packages that are missing
 	@tools/install_packages.sh
@@ -41,6 +41,11 @@ asan: packages ## run the tests under AddressSanitizer and UndefinedBehaviorSani
 	$(call configure,asan)
 	$(call build,asan)
 	$(call run_tests,asan) --label-exclude lint
+
+test-gpu: packages ## build and run the tests that need a CUDA device; prints a JSON record
+	$(call configure,cuda)
+	$(call build,cuda) --target vcattn_gpu_core_test
+	build/cuda/tests/cuda/vcattn_gpu_core_test
 
 bench: packages ## run the benchmarks
 	$(call configure,$(PRESET))
