@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes measured figures into the documentation, between markers. Every number comes from a run of `vcattn compare` made here. Standard library only.
 
-    tools/update_tables.py --cli VCATTN alignment FILE...   # docs/alignment.md: rel. L2 of every recipe on every capture, and pooled
+    tools/update_tables.py --cli VCATTN alignment FILE...   # docs/alignment.md: rel. L2 of every recipe on every capture, and pooled; one choice at a time
     tools/update_tables.py --cli VCATTN readme FILE         # README.md: what the command prints
     tools/update_tables.py --cli VCATTN order FILE...       # writes nothing; fails unless the recipes rank as documented (several files: also pooled)
 """
@@ -26,6 +26,14 @@ RANKING = [
 ]
 SLACK_OF_ONE_FILE = 1.03
 
+# One choice at a time, against the defaults of its recipe: what the defaults rest on.
+ABLATIONS = {
+    "vc8": ["rounding=nearest", "rounding=shaped", "scores=f32", "hadamard=off", "expcast=offset126", "expcast=affine", "expcast=exp", "top=112", "order=sequence", "order=label",
+            "order=chain", "block=64", "block=32", "emc=off"],
+    "vc8s": ["rounding=shaped_k", "rounding=shaped", "hadamard=off", "expcast=offset126", "expcast=affine", "expcast=exp", "top=112", "order=sequence", "block=64", "emc=off"],
+    "vsmooth4": ["rounding=nearest", "rounding=shaped_k", "hadamard=off", "rounding=nearest,hadamard=off", "q_mean=off", "order=sequence", "emc=off"],
+}
+
 
 def run(command: list[str]) -> str:
     result = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
@@ -34,11 +42,11 @@ def run(command: list[str]) -> str:
     return result.stdout
 
 
-def compare(cli: Path, capture: str) -> tuple[str, dict]:
-    """Printed text and JSON record of `vcattn compare` with all recipes."""
+def compare(cli: Path, capture: str, *options: str) -> tuple[str, dict]:
+    """Printed text and JSON record of `vcattn compare`, with all recipes unless the options say otherwise."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.json"
-        text = run([str(cli), "compare", capture, "--json", str(record)])
+        text = run([str(cli), "compare", capture, "--json", str(record), *options])
         return text, json.loads(record.read_text())
 
 
@@ -91,6 +99,21 @@ def alignment(cli: Path, captures: list[str]) -> None:
     conditions = (f"rel. L2 in percent over all heads and rows of a file, against `exact` in FP64; vcattn {version}, device {devices}, each recipe with its default options.\n"
                   "Written by `tools/update_tables.py` from runs of `vcattn compare`.")
     replace_between_markers(ROOT / "docs/alignment.md", "measured", conditions + "\n\n" + "\n".join(rows))
+    ablations(cli, captures)
+
+
+def ablations(cli: Path, captures: list[str]) -> None:
+    """One choice at a time; the change is of the pooled error."""
+    rows = [row(["recipe", "`--set`", *(Path(capture).stem for capture in captures), "pooled", "change"]), "|---" * (len(captures) + 4) + "|"]
+    for recipe, choices in ABLATIONS.items():
+        default = 0.0
+        for choice in ["", *choices]:
+            options = ["--recipes", recipe, *(["--set", choice] if choice else [])]
+            values = [rel_l2_by_recipe(compare(cli, capture, *options)[1])[recipe] for capture in captures]
+            default = default or pooled(values)
+            change = f"{100 * (pooled(values) / default - 1):+.1f} %" if choice else ""
+            rows.append(row([f"`{recipe}`", f"`{choice}`" if choice else "default", *(f"{100 * value:#.3g}" for value in values), f"{100 * pooled(values):#.3g}", change]))
+    replace_between_markers(ROOT / "docs/alignment.md", "ablations", "\n".join(rows))
 
 
 def readme(cli: Path, captures: list[str]) -> None:
