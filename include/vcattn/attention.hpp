@@ -47,7 +47,8 @@ struct Problem {
   /// Valid keys per batch entry [B], 0..Sk; empty: all. Later rows are padding: their content never matters.
   std::span<std::int32_t const> seqused_k;
 
-  /// Varlen: q [1, total_q, H, D], k, v [1, total_k, Hkv, D]; sequence b owns rows cu[b] .. cu[b+1]-1. Both or neither; [B + 1], ascending from 0.
+  /// Varlen: q [1, total_q, H, D], k, v [1, total_k, Hkv, D]; sequence b owns rows cu[b] .. cu[b+1]-1. Both or neither; [B + 1], ascending
+  /// from 0.
   std::span<std::int32_t const> cu_seqlens_q, cu_seqlens_k;
 
   /// Key permutation, sorted[i] = original[perm[i]]: int32 [B, Hkv, Sk] (varlen: for each sequence [Hkv, Sk_b], concatenated).
@@ -64,7 +65,8 @@ struct Support {
   std::string reason;  ///< what was required, what was got, what to do; empty when ok
 };
 
-/// Whether `problem` can be served with `options` on `device`. Looks at shapes, dtypes, strides and small host arrays only, never at tensor data; never throws.
+/// Whether `problem` can be served with `options` on `device`. Looks at shapes, dtypes, strides and small host arrays only, never at tensor
+/// data; never throws.
 VCATTN_API Support supports(Problem const& problem, Options const& options, Device device = Device::cpu) noexcept;
 
 /// Bytes of a prepared problem: codes, descales, means, corrections, permutation (docs/formats.md). Errors: as supports().
@@ -88,7 +90,8 @@ class VCATTN_API Prepared {
   std::size_t size_bytes() const;
   /// int32 permutation as in Problem::permutation.
   std::span<std::int32_t const> permutation() const;
-  /// Share of V's energy (about its per-head mean over valid keys, per channel) that the block means removed, mean over heads; NaN where the recipe has no means.
+  /// Share of V's energy (about its per-head mean over valid keys, per channel) that the block means removed, mean over heads; NaN where
+  /// the recipe has no means.
   double value_energy_removed() const;
 
   struct Impl;
@@ -100,18 +103,18 @@ class VCATTN_API Prepared {
 };
 
 /// Groups (unless a permutation is given), smooths and quantises. `storage` is empty (the result owns its memory) or at least
-/// prepared_size_bytes() long and 256-byte aligned. Runs on the calling thread's behalf with options.num_threads threads and returns when done.
-/// Deterministic: bitwise equal results for any number of threads. Errors: those of supports(), nonfinite with options.check_finite.
+/// prepared_size_bytes() long and 256-byte aligned. Runs on the calling thread's behalf with options.num_threads threads and returns when
+/// done. Deterministic: bitwise equal results for any number of threads. Errors: those of supports(), nonfinite with options.check_finite.
 VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage = {});
 
 /// O = softmax(scale Q K^T) V of a prepared problem.
 ///
 /// o: [B, Sq, H, D] (varlen [1, total_q, H, D]), any dtype and strides, must not overlap the inputs.
-/// lse: empty, or FP32 contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores, corrected for the subtracted K mean
-/// and for the mean bias of the ExpCast form. Rows without a key give O = 0 and lse = -inf.
-/// workspace: empty (allocated inside) or workspace_size_bytes() long and 256-byte aligned.
-/// Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch.
-VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {}, std::span<std::byte> workspace = {});
+/// lse: empty, or FP32 contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores, corrected for the subtracted
+/// K mean and for the mean bias of the ExpCast form. Rows without a key give O = 0 and lse = -inf. workspace: empty (allocated inside) or
+/// workspace_size_bytes() long and 256-byte aligned. Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch.
+VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {},
+                          std::span<std::byte> workspace = {});
 
 /// prepare() and attention() in one call.
 VCATTN_API void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse = {});

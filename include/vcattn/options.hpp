@@ -64,10 +64,10 @@ enum class ScoreFormat : std::uint32_t {
 
 /// Order of the key rows, which decides which V rows share a block.
 enum class GroupOrder : std::uint32_t {
-  automatic,     ///< `sequence` for causal calls and without block means; else `label` for the recipe vc8-paper, `chain_sorted` for the others
-  sequence,      ///< as the caller stores them
-  label,         ///< k-means, clusters by label, stable
-  chain,         ///< k-means, clusters chained by nearest centroid
+  automatic,  ///< `sequence` for causal calls and without block means; else `label` for the recipe vc8-paper, `chain_sorted` for the others
+  sequence,   ///< as the caller stores them
+  label,      ///< k-means, clusters by label, stable
+  chain,      ///< k-means, clusters chained by nearest centroid
   chain_sorted,  ///< as chain, rows inside a cluster sorted along the cluster's main direction
 };
 
@@ -80,28 +80,29 @@ struct Options {
   std::int32_t q_block = 128;  ///< query rows per descale with QkScaling::block: 32, 64 or 128
   std::int32_t k_block = 128;  ///< key rows per descale with QkScaling::block: 32, 64 or 128
   QkRounding qk_rounding = QkRounding::nearest;
-  bool k_mean = true;          ///< subtract the mean over valid keys from K (exact; LSE is corrected)
-  bool q_mean = false;         ///< subtract 128-row means from Q, add their products with K back in high precision (SageAttention3)
-  bool hadamard = true;        ///< rotate Q and K by the orthonormal Sylvester-Hadamard matrix of the padded head_dim
+  bool k_mean = true;    ///< subtract the mean over valid keys from K (exact; LSE is corrected)
+  bool q_mean = false;   ///< subtract 128-row means from Q, add their products with K back in high precision (SageAttention3)
+  bool hadamard = true;  ///< rotate Q and K by the orthonormal Sylvester-Hadamard matrix of the padded head_dim
   ScoreFormat scores = ScoreFormat::automatic;
 
   VFormat v = VFormat::e4m3;
-  bool v_per_channel = true;  ///< one V descale per channel and head; false: one per head
-  bool v_mean = true;         ///< V-Smooth: quantise the residual from block means
+  bool v_per_channel = true;   ///< one V descale per channel and head; false: one per head
+  bool v_mean = true;          ///< V-Smooth: quantise the residual from block means
   std::int32_t v_block = 128;  ///< rows per V mean: 32, 64 or 128
-  bool emc = true;            ///< error-mean compensation of the block means
+  bool emc = true;             ///< error-mean compensation of the block means
 
   ProbFormat prob = ProbFormat::e4m3;
   ExpForm exp_form = ExpForm::two_line;
-  std::int32_t top_code = 126;  ///< E4M3 code given to the row maximum, 8..126; below 126 the rest is head-room for a stale maximum (not in `paper`, `exp`)
+  std::int32_t top_code =
+      126;  ///< E4M3 code given to the row maximum, 8..126; below 126 the rest is head-room for a stale maximum (not in `paper`, `exp`)
 
   GroupOrder order = GroupOrder::automatic;
   std::int32_t clusters = 0;    ///< 0: chosen from the number of keys
   std::int32_t iterations = 4;  ///< Lloyd iterations of a cold start; a warm start runs `warm_iterations`
   std::int32_t warm_iterations = 1;
 
-  bool check_finite = false;  ///< look for NaN and infinity in Q, K, V first and throw ErrorCode::nonfinite
-  bool exact_f64 = false;     ///< `exact` only: compute in double
+  bool check_finite = false;     ///< look for NaN and infinity in Q, K, V first and throw ErrorCode::nonfinite
+  bool exact_f64 = false;        ///< `exact` only: compute in double
   std::int32_t num_threads = 0;  ///< 0: all cores
 };
 
@@ -117,9 +118,10 @@ VCATTN_API Recipe parse_recipe(std::string_view name);
 /// The choices that a recipe stands for.
 VCATTN_API Options recipe_options(Recipe recipe);
 
-/// Sets one choice by its text name, e.g. ("expcast", "two_line"), ("top", "126"), ("block", "64"), ("hadamard", "off"), ("order", "label"),
-/// ("clusters", "64"), ("emc", "off"), ("qk", "int8"). "qk" and "expcast" also choose the scaling and the top code that belong to the value.
-/// Errors: invalid_argument that lists the keys or the values.
+/// Sets one choice by its text name, e.g. ("expcast", "two_line"), ("top", "126"), ("block", "64"), ("hadamard", "off"), ("order",
+/// "label"),
+/// ("clusters", "64"), ("emc", "off"), ("qk", "int8"). "qk" and "expcast" also choose the scaling and the top code that belong to the
+/// value. Errors: invalid_argument that lists the keys or the values.
 VCATTN_API void set_option(Options& options, std::string_view key, std::string_view value);
 
 /// Applies "key=value,key=value", "qk" and "expcast" first. Errors: as set_option.

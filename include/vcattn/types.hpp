@@ -23,9 +23,7 @@ enum class DType : std::uint32_t { f32 = 0, f16 = 1, bf16 = 2 };
 constexpr std::int64_t dtype_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 /// "f32", "f16" or "bf16".
-constexpr char const* dtype_name(DType dtype) {
-  return dtype == DType::f32 ? "f32" : dtype == DType::f16 ? "f16" : "bf16";
-}
+constexpr char const* dtype_name(DType dtype) { return dtype == DType::f32 ? "f32" : dtype == DType::f16 ? "f16" : "bf16"; }
 
 /// What went wrong, for callers that branch on it; the text says what was required, what was got, what to do.
 enum class ErrorCode : std::uint32_t {

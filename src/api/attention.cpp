@@ -28,12 +28,14 @@ std::byte* aligned_start(std::vector<std::byte>& owned, std::size_t bytes) {
 }
 
 /// The caller's memory if any, else memory kept in `owned`.
-std::byte* memory_for(std::span<std::byte> given, std::size_t bytes, char const* what, char const* size_function, std::vector<std::byte>& owned) {
+std::byte* memory_for(std::span<std::byte> given, std::size_t bytes, char const* what, char const* size_function,
+                      std::vector<std::byte>& owned) {
   if (given.empty()) return aligned_start(owned, bytes);
   if (given.size() < bytes || reinterpret_cast<std::uintptr_t>(given.data()) % kSectionAlignment != 0) {
-    throw Error(ErrorCode::invalid_argument, std::string(what) + " must be 256-byte aligned and at least " + std::to_string(bytes) + " bytes; got " +
-                                                 std::to_string(given.size()) + " bytes at address " +
-                                                 std::to_string(reinterpret_cast<std::uintptr_t>(given.data())) + "; ask " + size_function + "()");
+    throw Error(ErrorCode::invalid_argument, std::string(what) + " must be 256-byte aligned and at least " + std::to_string(bytes) +
+                                                 " bytes; got " + std::to_string(given.size()) + " bytes at address " +
+                                                 std::to_string(reinterpret_cast<std::uintptr_t>(given.data())) + "; ask " + size_function +
+                                                 "()");
   }
   return given.data();
 }
@@ -124,7 +126,8 @@ Prepared prepare(Problem const& problem, Options const& options, std::span<std::
 }
 
 void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse, std::span<std::byte> workspace) {
-  if (prepared.empty()) throw Error(ErrorCode::invalid_argument, "attention needs a prepared problem; got an empty Prepared; call prepare() first");
+  if (prepared.empty())
+    throw Error(ErrorCode::invalid_argument, "attention needs a prepared problem; got an empty Prepared; call prepare() first");
   auto const& impl = prepared.impl();
   auto const& l = impl.layout;
   bool const varlen = impl.varlen;
@@ -132,7 +135,8 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
   dispatch::check_output(o, {varlen ? 1 : l.batch, seqlen_q, l.num_heads, l.head_dim});
   auto const lse_size = static_cast<std::size_t>(l.num_heads * l.rows_q);
   if (!lse.empty() && lse.size() != lse_size) {
-    throw Error(ErrorCode::invalid_argument, "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " + std::to_string(lse.size()));
+    throw Error(ErrorCode::invalid_argument,
+                "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " + std::to_string(lse.size()));
   }
   std::vector<std::byte> owned;
   std::size_t const bytes = attention_cpu::workspace_bytes(l, impl.view().sequences(), impl.options);

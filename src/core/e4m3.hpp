@@ -37,6 +37,8 @@ VCATTN_HD constexpr std::uint8_t e4m3_encode(float x) {
 }
 
 VCATTN_HD constexpr float ue4m3_decode(std::uint8_t code) { return e4m3_decode(code & 0x7Fu); }
-VCATTN_HD constexpr std::uint8_t ue4m3_encode(float x) { return x < 0.0f ? std::uint8_t{0} : static_cast<std::uint8_t>(e4m3_encode(x) & 0x7Fu); }
+VCATTN_HD constexpr std::uint8_t ue4m3_encode(float x) {
+  return x < 0.0f ? std::uint8_t{0} : static_cast<std::uint8_t>(e4m3_encode(x) & 0x7Fu);
+}
 
 }  // namespace vcattn::core

@@ -9,9 +9,9 @@
 
 namespace vcattn::core {
 
-inline constexpr float kCodesPerNat = 11.541560327111707f;  // 8 log2(e)
+inline constexpr float kCodesPerNat = 11.541560327111707f;   // 8 log2(e)
 inline constexpr float kNatsPerCode = 0.08664339756999316f;  // ln(2) / 8
-inline constexpr float kCodeOfOne = 56.0f;                  // E4M3 code of 1.0
+inline constexpr float kCodeOfOne = 56.0f;                   // E4M3 code of 1.0
 
 inline constexpr float kPaperOffset = 119.65f;  // arXiv 2609.15810: 8 * 8 + 56 - 0.35
 inline constexpr float kPaperTopCode = 120.0f;  // 256.0
@@ -31,7 +31,8 @@ VCATTN_HD constexpr float expcast_paper_code(float score, float factor, float ro
   return rint_small(max_f32(0.0f, min_f32(t, kPaperTopCode)));
 }
 
-/// Nearest integer code of the line, ties to even, held inside +-2048 where a packed-half kernel is exact (smaller values flush to 0 anyway).
+/// Nearest integer code of the line, ties to even, held inside +-2048 where a packed-half kernel is exact (smaller values flush to 0
+/// anyway).
 VCATTN_HD constexpr float expcast_line(float score, float factor, float row_constant) {
   float const t = fma_f32(score, factor, row_constant);
   return rint_small(max_f32(-2048.0f, min_f32(t, static_cast<float>(kE4m3TopCode))));
@@ -49,8 +50,8 @@ VCATTN_HD constexpr float expcast_two_line_code(float score, float factor, float
   return max_f32(t, max_f32(0.0f, lower));
 }
 
-/// [EQ-EXPCAST-AFFINE] builds the bits of an FP16 number (1,024 steps per octave): true subnormals, no upper clamp. The value is converted to E4M3
-/// afterwards. row_constant as for the other forms (any real <= 126 - max); result 0..448.
+/// [EQ-EXPCAST-AFFINE] builds the bits of an FP16 number (1,024 steps per octave): true subnormals, no upper clamp. The value is converted
+/// to E4M3 afterwards. row_constant as for the other forms (any real <= 126 - max); result 0..448.
 VCATTN_HD constexpr float expcast_affine_value(float score, float factor, float row_constant) {
   constexpr float kStepsPerCode = 128.0f;      // an E4M3 code is 128 steps of FP16 bits
   constexpr float kFp16BitsOfCode0 = 8192.0f;  // fp16 bits = 128 * code + (15 - 7) * 1024

@@ -5,8 +5,8 @@
 // Over rows (means of V blocks, mean of K): partial k adds rows k, k + P, k + 2P, ... in ascending order, starting from +0; the P partials
 // are then added as a tree with strides P/2, P/4, ... 1. P = kRowPartials inside a tile of 128 rows (or a block of 32 or 64),
 // kTilePartials over the tiles of a sequence.
-// Over channels (dot products of a row): lane l owns channels 4l .. 4l+3 (a product, then three fused multiply-adds); the lanes are added as a tree
-// with strides L/2 ... 1, which is what a butterfly shuffle does.
+// Over channels (dot products of a row): lane l owns channels 4l .. 4l+3 (a product, then three fused multiply-adds); the lanes are added
+// as a tree with strides L/2 ... 1, which is what a butterfly shuffle does.
 
 #include "core/config.hpp"
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// bf16 and fp16 as raw bits: IEEE 754 conversions from and to FP32, round to nearest even; overflow gives infinity, NaN stays a (quiet) NaN.
+// bf16 and fp16 as raw bits: IEEE 754 conversions from and to FP32, round to nearest even; overflow gives infinity, NaN stays a (quiet)
+// NaN.
 
 #include "core/config.hpp"
 
@@ -30,7 +31,7 @@ VCATTN_HD constexpr std::uint16_t fp16_encode(float x) {
   std::uint32_t const a = f32_bits(x) & 0x7FFFFFFFu;
   if (a > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u | ((a >> 13) & 0x3FFu));
   if (a >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // >= 65520 rounds to infinity
-  if (a < 0x38800000u) {                                                   // below 2^-14: 0.5 has an ulp of 2^-24
+  if (a < 0x38800000u) {                                                    // below 2^-14: 0.5 has an ulp of 2^-24
     return static_cast<std::uint16_t>(sign | (f32_bits(f32_from_bits(a) + 0.5f) - f32_bits(0.5f)));
   }
   return static_cast<std::uint16_t>(sign | ((a + 0xFFFu + ((a >> 13) & 1u) - (112u << 23)) >> 13));

@@ -13,16 +13,14 @@ namespace vcattn::core {
 VCATTN_HD constexpr float reference_code(ProbFormat prob) { return prob == ProbFormat::e4m3 ? kCodeOfOne : 0.0f; }
 
 /// Position 8 log2(v) + 56 of the value v of an E4M3 code on the logarithmic axis. [EQ-EXP]
-VCATTN_HD float log_position(int top_code) {
-  return kCodeOfOne + 8.0f * std::log2(e4m3_decode(static_cast<std::uint8_t>(top_code)));
-}
+VCATTN_HD float log_position(int top_code) { return kCodeOfOne + 8.0f * std::log2(e4m3_decode(static_cast<std::uint8_t>(top_code))); }
 
 /// Whether the row constant moves only when a score would pass code 126: the head-room forms.
 VCATTN_HD constexpr bool has_head_room(ExpForm form) { return form == ExpForm::offset126 || form == ExpForm::two_line; }
 
 /// Integer row constant of FP16 scores, which are added to it in packed halves. [EQ-TOP-ALIGN]
-/// The code of the row maximum is off by its rounding and by the linear mantissa, up to 6 % together, and a peaked row feels that in full. Of the
-/// kTopCandidates integers that put the maximum at top, top - 1, ... the one whose two errors cancel best is taken.
+/// The code of the row maximum is off by its rounding and by the linear mantissa, up to 6 % together, and a peaked row feels that in full.
+/// Of the kTopCandidates integers that put the maximum at top, top - 1, ... the one whose two errors cancel best is taken.
 VCATTN_HD float aligned_integer_constant(int top_code, float row_max) {
   constexpr int kTopCandidates = 7;
   constexpr float kTailCost = 0.002f;  // per code: each one flushes 0.087 nats of the tail
@@ -54,8 +52,8 @@ VCATTN_HD T next_row_constant(ProbFormat prob, ExpForm form, int top_code, bool 
     if (stale) return old_constant;
     return f16_scores ? static_cast<T>(aligned_integer_constant(top_code, static_cast<float>(row_max))) : top - row_max;
   }
-  if (form == ExpForm::paper) return static_cast<T>(kPaperOffset) - row_max;  // [EQ-EXPCAST-PAPER]
-  if (form == ExpForm::affine) return top - row_max;                         // [EQ-EXPCAST-AFFINE]
+  if (form == ExpForm::paper) return static_cast<T>(kPaperOffset) - row_max;              // [EQ-EXPCAST-PAPER]
+  if (form == ExpForm::affine) return top - row_max;                                      // [EQ-EXPCAST-AFFINE]
   if (prob == ProbFormat::e4m3) return static_cast<T>(log_position(top_code)) - row_max;  // [EQ-EXP]
   return -row_max;
 }

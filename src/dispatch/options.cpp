@@ -16,10 +16,10 @@ struct Named {
 };
 
 constexpr std::array kRecipes = {
-    Named<Recipe>{"exact", Recipe::exact},         Named<Recipe>{"bf16", Recipe::bf16},           Named<Recipe>{"fp8", Recipe::fp8},
-    Named<Recipe>{"sage2", Recipe::sage2},         Named<Recipe>{"vsmooth8", Recipe::vsmooth8},   Named<Recipe>{"vc8-paper", Recipe::vc8_paper},
-    Named<Recipe>{"vc8", Recipe::vc8},             Named<Recipe>{"vsmooth8s", Recipe::vsmooth8s}, Named<Recipe>{"vc8s", Recipe::vc8s},
-    Named<Recipe>{"nvfp4", Recipe::nvfp4},         Named<Recipe>{"sage3", Recipe::sage3},         Named<Recipe>{"vsmooth4", Recipe::vsmooth4},
+    Named<Recipe>{"exact", Recipe::exact}, Named<Recipe>{"bf16", Recipe::bf16},           Named<Recipe>{"fp8", Recipe::fp8},
+    Named<Recipe>{"sage2", Recipe::sage2}, Named<Recipe>{"vsmooth8", Recipe::vsmooth8},   Named<Recipe>{"vc8-paper", Recipe::vc8_paper},
+    Named<Recipe>{"vc8", Recipe::vc8},     Named<Recipe>{"vsmooth8s", Recipe::vsmooth8s}, Named<Recipe>{"vc8s", Recipe::vc8s},
+    Named<Recipe>{"nvfp4", Recipe::nvfp4}, Named<Recipe>{"sage3", Recipe::sage3},         Named<Recipe>{"vsmooth4", Recipe::vsmooth4},
 };
 constexpr std::array kRecipeOrder = {Recipe::exact, Recipe::bf16,      Recipe::fp8,  Recipe::sage2, Recipe::vsmooth8, Recipe::vc8_paper,
                                      Recipe::vc8,   Recipe::vsmooth8s, Recipe::vc8s, Recipe::nvfp4, Recipe::sage3,    Recipe::vsmooth4};
@@ -83,7 +83,8 @@ std::int32_t parse_integer(std::string_view key, std::string_view text, std::int
 
 std::int32_t parse_block(std::string_view key, std::string_view text) {
   std::int32_t const value = parse_integer(key, text, 1, 1 << 20);
-  if (value != 32 && value != 64 && value != 128) fail("option " + std::string(key) + " must be 32, 64 or 128; got '" + std::string(text) + "'");
+  if (value != 32 && value != 64 && value != 128)
+    fail("option " + std::string(key) + " must be 32, 64 or 128; got '" + std::string(text) + "'");
   return value;
 }
 
@@ -95,17 +96,18 @@ struct Entry {
 };
 
 template <typename T, std::size_t N>
-Entry named_entry(std::string_view key, std::array<Named<T>, N> const& table, T Options::* field) {
-  return {key, [key, &table, field](Options& o, std::string_view text) { o.*field = parse_name(table, "option " + std::string(key), text); },
+Entry named_entry(std::string_view key, std::array<Named<T>, N> const& table, T Options::*field) {
+  return {key,
+          [key, &table, field](Options& o, std::string_view text) { o.*field = parse_name(table, "option " + std::string(key), text); },
           [&table, field](Options const& o) { return name_of(table, o.*field); }};
 }
 
-Entry block_entry(std::string_view key, std::int32_t Options::* field) {
+Entry block_entry(std::string_view key, std::int32_t Options::*field) {
   return {key, [key, field](Options& o, std::string_view text) { o.*field = parse_block(key, text); },
           [field](Options const& o) { return std::to_string(o.*field); }};
 }
 
-Entry integer_entry(std::string_view key, std::int32_t Options::* field, std::int32_t low, std::int32_t high) {
+Entry integer_entry(std::string_view key, std::int32_t Options::*field, std::int32_t low, std::int32_t high) {
   return {key, [=](Options& o, std::string_view text) { o.*field = parse_integer(key, text, low, high); },
           [field](Options const& o) { return std::to_string(o.*field); }};
 }
@@ -207,7 +209,8 @@ Options recipe_options(Recipe recipe) {
   };
 
   switch (recipe) {
-    case Recipe::exact: break;
+    case Recipe::exact:
+      break;
     case Recipe::bf16:
       o.qk = QkFormat::bf16;
       o.v = VFormat::bf16;
@@ -244,7 +247,9 @@ Options recipe_options(Recipe recipe) {
       e4m3_probabilities(ExpForm::paper);
       vsmooth(false);
       break;
-    case Recipe::nvfp4: nvfp4(ProbFormat::nvfp4); break;
+    case Recipe::nvfp4:
+      nvfp4(ProbFormat::nvfp4);
+      break;
     case Recipe::sage3:
     case Recipe::vsmooth4:
       nvfp4(ProbFormat::nvfp4_two_level);
@@ -297,7 +302,8 @@ void validate_options(Options const& o) {
     fail("rounding=shaped and shaped_k are for qk=e4m3, int8 or nvfp4; got qk=" + name_of(kQkFormats, o.qk));
   }
   bool const unit = o.qk == QkFormat::e4m3 && o.qk_scaling == QkScaling::unit;
-  if (o.scores == ScoreFormat::f16 && !unit) fail("scores=f16 needs qk=e4m3 with qk_scaling=unit, which bounds the products; use scores=auto or f32");
+  if (o.scores == ScoreFormat::f16 && !unit)
+    fail("scores=f16 needs qk=e4m3 with qk_scaling=unit, which bounds the products; use scores=auto or f32");
   if (o.q_mean && unit) fail("q_mean=on does not go with qk_scaling=unit; use qk_scaling=block or q_mean=off");
   if (o.exp_form != ExpForm::exp && o.prob != ProbFormat::e4m3) {
     fail("expcast=" + name_of(kExpForms, o.exp_form) + " makes E4M3 bytes and needs prob=e4m3; got prob=" + name_of(kProbFormats, o.prob) +

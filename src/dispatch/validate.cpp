@@ -21,7 +21,8 @@ namespace {
 [[noreturn]] void unsupported(std::string const& text) { throw Error(ErrorCode::unsupported, text); }
 
 std::string shape_text(std::array<std::int64_t, 4> const& shape) {
-  return "[" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + ", " + std::to_string(shape[2]) + ", " + std::to_string(shape[3]) + "]";
+  return "[" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + ", " + std::to_string(shape[2]) + ", " +
+         std::to_string(shape[3]) + "]";
 }
 
 /// Elements must be addressable: |offset of the farthest element| in bytes fits an int64.
@@ -50,7 +51,8 @@ void check_view(View const& t, std::string const& name) {
 void check_cu_seqlens(std::span<std::int32_t const> cu, std::int64_t total, std::string const& name) {
   if (cu.size() < 2 || cu.front() != 0 || cu.back() != total || !std::is_sorted(cu.begin(), cu.end())) {
     invalid(name + " must ascend from 0 to the number of rows (" + std::to_string(total) + ") with one entry more than sequences; got " +
-            std::to_string(cu.size()) + " entries" + (cu.empty() ? "" : " from " + std::to_string(cu.front()) + " to " + std::to_string(cu.back())));
+            std::to_string(cu.size()) + " entries" +
+            (cu.empty() ? "" : " from " + std::to_string(cu.front()) + " to " + std::to_string(cu.back())));
   }
 }
 
@@ -58,8 +60,8 @@ void check_rope(Rope const& rope, std::int64_t rows, std::int64_t head_dim) {
   if (rope.cos == nullptr || rope.sin == nullptr) invalid("rope needs both tables; got a null pointer for cos or sin");
   if (rope.rows < rows) invalid("rope tables need a row per position, " + std::to_string(rows) + "; got " + std::to_string(rope.rows));
   if (rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0 || rope.first_channel < 0 || rope.rotary_dim > head_dim - rope.first_channel) {
-    invalid("rope must rotate an even number of channels inside head_dim " + std::to_string(head_dim) + "; got " + std::to_string(rope.rotary_dim) +
-            " from channel " + std::to_string(rope.first_channel));
+    invalid("rope must rotate an even number of channels inside head_dim " + std::to_string(head_dim) + "; got " +
+            std::to_string(rope.rotary_dim) + " from channel " + std::to_string(rope.first_channel));
   }
 }
 
@@ -67,12 +69,13 @@ void check_lengths(Problem const& p) {
   bool const varlen = !p.cu_seqlens_q.empty() || !p.cu_seqlens_k.empty();
   std::int64_t batch = p.q.batch();
   if (varlen) {
-    if (p.q.batch() != 1) invalid("varlen calls take q, k, v with batch 1 and all sequences packed along seqlen; got batch " + std::to_string(p.q.batch()));
+    if (p.q.batch() != 1)
+      invalid("varlen calls take q, k, v with batch 1 and all sequences packed along seqlen; got batch " + std::to_string(p.q.batch()));
     check_cu_seqlens(p.cu_seqlens_q, p.q.seqlen(), "cu_seqlens_q");
     check_cu_seqlens(p.cu_seqlens_k, p.k.seqlen(), "cu_seqlens_k");
     if (p.cu_seqlens_q.size() != p.cu_seqlens_k.size()) {
-      invalid("cu_seqlens_q and cu_seqlens_k must describe the same number of sequences; got " + std::to_string(p.cu_seqlens_q.size() - 1) + " and " +
-              std::to_string(p.cu_seqlens_k.size() - 1));
+      invalid("cu_seqlens_q and cu_seqlens_k must describe the same number of sequences; got " + std::to_string(p.cu_seqlens_q.size() - 1) +
+              " and " + std::to_string(p.cu_seqlens_k.size() - 1));
     }
     batch = static_cast<std::int64_t>(p.cu_seqlens_q.size()) - 1;
   }
@@ -95,7 +98,8 @@ void check_problem(Problem const& p, Options const& options) {
   check_view(p.q, "q");
   check_view(p.k, "k");
   check_view(p.v, "v");
-  if (p.k.shape != p.v.shape) invalid("k and v must have the same shape [B, Sk, Hkv, D]; got " + shape_text(p.k.shape) + " and " + shape_text(p.v.shape));
+  if (p.k.shape != p.v.shape)
+    invalid("k and v must have the same shape [B, Sk, Hkv, D]; got " + shape_text(p.k.shape) + " and " + shape_text(p.v.shape));
   if (p.q.batch() != p.k.batch() || p.q.head_dim() != p.k.head_dim()) {
     invalid("q and k must agree in batch and head_dim; got " + shape_text(p.q.shape) + " and " + shape_text(p.k.shape));
   }
@@ -103,7 +107,8 @@ void check_problem(Problem const& p, Options const& options) {
     invalid("batch and num_heads must be at least 1; got q " + shape_text(p.q.shape) + ", k " + shape_text(p.k.shape));
   }
   if (p.q.num_heads() % p.k.num_heads() != 0) {
-    invalid("num_heads of q must be a multiple of num_heads of k and v; got " + std::to_string(p.q.num_heads()) + " and " + std::to_string(p.k.num_heads()));
+    invalid("num_heads of q must be a multiple of num_heads of k and v; got " + std::to_string(p.q.num_heads()) + " and " +
+            std::to_string(p.k.num_heads()));
   }
   std::int64_t const d = p.q.head_dim();
   bool const nvfp4 = options.qk == QkFormat::nvfp4;
@@ -143,7 +148,8 @@ void check_permutation(Problem const& p) {
         std::int64_t const limit = i < s.seqlen_kv ? s.seqlen_kv : s.rows_kv;
         if (perm[i] < 0 || perm[i] >= limit || seen[static_cast<std::size_t>(perm[i])]++ != 0) {
           invalid("permutation must list every key row of a head once, valid keys (" + std::to_string(s.seqlen_kv) + ") first; batch " +
-                  std::to_string(b) + ", kv head " + std::to_string(h) + ", position " + std::to_string(i) + " holds " + std::to_string(perm[i]));
+                  std::to_string(b) + ", kv head " + std::to_string(h) + ", position " + std::to_string(i) + " holds " +
+                  std::to_string(perm[i]));
         }
       }
     }
@@ -162,16 +168,19 @@ namespace {
 
 bool element_finite(TensorView const& t, std::int64_t offset) {
   switch (t.dtype) {
-    case DType::f32: return core::is_finite(static_cast<float const*>(t.data)[offset]);
-    case DType::f16: return (static_cast<std::uint16_t const*>(t.data)[offset] & 0x7C00u) != 0x7C00u;
-    case DType::bf16: return (static_cast<std::uint16_t const*>(t.data)[offset] & 0x7F80u) != 0x7F80u;
+    case DType::f32:
+      return core::is_finite(static_cast<float const*>(t.data)[offset]);
+    case DType::f16:
+      return (static_cast<std::uint16_t const*>(t.data)[offset] & 0x7C00u) != 0x7C00u;
+    case DType::bf16:
+      return (static_cast<std::uint16_t const*>(t.data)[offset] & 0x7F80u) != 0x7F80u;
   }
   return true;
 }
 
 /// Looks at rows [0, rows_of(b)) of every batch entry (varlen: batch 1, sequences one after another).
-void check_tensor_finite(TensorView const& t, std::string const& name, std::vector<std::pair<std::int64_t, std::int64_t>> const& row_ranges, bool varlen,
-                         std::int32_t num_threads) {
+void check_tensor_finite(TensorView const& t, std::string const& name, std::vector<std::pair<std::int64_t, std::int64_t>> const& row_ranges,
+                         bool varlen, std::int32_t num_threads) {
   for (std::size_t b = 0; b < row_ranges.size(); ++b) {
     auto const [begin, end] = row_ranges[b];
     std::int64_t const base = varlen ? 0 : static_cast<std::int64_t>(b) * t.stride[0];
@@ -189,7 +198,8 @@ void check_tensor_finite(TensorView const& t, std::string const& name, std::vect
     });
     if (first_bad.load() != std::numeric_limits<std::int64_t>::max()) {
       throw Error(ErrorCode::nonfinite, name + " must be finite in its valid rows; batch " + std::to_string(b) + ", row " +
-                                            std::to_string(first_bad.load()) + " holds NaN or infinity; clean the input, or switch the check off");
+                                            std::to_string(first_bad.load()) +
+                                            " holds NaN or infinity; clean the input, or switch the check off");
     }
   }
 }

@@ -6,7 +6,8 @@
 
 namespace vcattn::dispatch {
 
-/// Throws Error where `problem` with `options` cannot be served. Looks at shapes, strides and the small host arrays, never at tensor data or the permutation.
+/// Throws Error where `problem` with `options` cannot be served. Looks at shapes, strides and the small host arrays, never at tensor data
+/// or the permutation.
 void check_problem(Problem const& problem, Options const& options);
 
 /// Throws Error unless the permutation maps every sequence and head onto itself with valid keys in front.

@@ -19,20 +19,29 @@ enum class CodeFormat : std::uint8_t { f32, bf16, e4m3, int8, nvfp4 };
 
 constexpr CodeFormat code_format(QkFormat format) {
   switch (format) {
-    case QkFormat::f32: return CodeFormat::f32;
-    case QkFormat::bf16: return CodeFormat::bf16;
-    case QkFormat::e4m3: return CodeFormat::e4m3;
-    case QkFormat::int8: return CodeFormat::int8;
-    case QkFormat::nvfp4: return CodeFormat::nvfp4;
+    case QkFormat::f32:
+      return CodeFormat::f32;
+    case QkFormat::bf16:
+      return CodeFormat::bf16;
+    case QkFormat::e4m3:
+      return CodeFormat::e4m3;
+    case QkFormat::int8:
+      return CodeFormat::int8;
+    case QkFormat::nvfp4:
+      return CodeFormat::nvfp4;
   }
   return CodeFormat::f32;
 }
 constexpr CodeFormat code_format(VFormat format) {
   switch (format) {
-    case VFormat::f32: return CodeFormat::f32;
-    case VFormat::bf16: return CodeFormat::bf16;
-    case VFormat::e4m3: return CodeFormat::e4m3;
-    case VFormat::nvfp4: return CodeFormat::nvfp4;
+    case VFormat::f32:
+      return CodeFormat::f32;
+    case VFormat::bf16:
+      return CodeFormat::bf16;
+    case VFormat::e4m3:
+      return CodeFormat::e4m3;
+    case VFormat::nvfp4:
+      return CodeFormat::nvfp4;
   }
   return CodeFormat::f32;
 }
@@ -41,8 +50,8 @@ constexpr int code_bits(CodeFormat format) {
 }
 /// Largest magnitude of a format with an FP32 descale; 0 where there is none (f32, bf16).
 constexpr float code_max(CodeFormat format) {
-  return format == CodeFormat::e4m3   ? core::kE4m3Max
-         : format == CodeFormat::int8 ? kInt8Max
+  return format == CodeFormat::e4m3    ? core::kE4m3Max
+         : format == CodeFormat::int8  ? kInt8Max
          : format == CodeFormat::nvfp4 ? core::kNvfp4Range
                                        : 0.0f;
 }
@@ -61,10 +70,13 @@ inline void nvfp4_scale_factors(float const* values, int n, float inverse, std::
 }
 
 /// Encodes n values times `inverse` (1 / descale). NVFP4: scale_factors holds the block scales; two codes per byte, the even one low.
-inline void encode_codes(CodeFormat format, float const* values, int n, float inverse, std::uint8_t const* scale_factors, std::byte* codes) {
+inline void encode_codes(CodeFormat format, float const* values, int n, float inverse, std::uint8_t const* scale_factors,
+                         std::byte* codes) {
   auto* const bytes = reinterpret_cast<std::uint8_t*>(codes);
   switch (format) {
-    case CodeFormat::f32: std::memcpy(codes, values, static_cast<std::size_t>(n) * sizeof(float)); return;
+    case CodeFormat::f32:
+      std::memcpy(codes, values, static_cast<std::size_t>(n) * sizeof(float));
+      return;
     case CodeFormat::bf16:
       for (int i = 0; i < n; ++i) {
         std::uint16_t const code = core::bf16_encode(values[i]);
@@ -101,7 +113,9 @@ inline void encode_row(CodeFormat format, float const* values, int n, float inve
 inline void decode_row(CodeFormat format, std::byte const* codes, std::uint8_t const* scale_factors, int n, float* values) {
   auto const* const bytes = reinterpret_cast<std::uint8_t const*>(codes);
   switch (format) {
-    case CodeFormat::f32: std::memcpy(values, codes, static_cast<std::size_t>(n) * sizeof(float)); return;
+    case CodeFormat::f32:
+      std::memcpy(values, codes, static_cast<std::size_t>(n) * sizeof(float));
+      return;
     case CodeFormat::bf16:
       for (int i = 0; i < n; ++i) {
         std::uint16_t code = 0;

@@ -25,21 +25,29 @@ namespace {
 
 std::int32_t qk_bits(QkFormat format) {
   switch (format) {
-    case QkFormat::f32: return 32;
-    case QkFormat::bf16: return 16;
+    case QkFormat::f32:
+      return 32;
+    case QkFormat::bf16:
+      return 16;
     case QkFormat::e4m3:
-    case QkFormat::int8: return 8;
-    case QkFormat::nvfp4: return 4;
+    case QkFormat::int8:
+      return 8;
+    case QkFormat::nvfp4:
+      return 4;
   }
   return 0;
 }
 
 std::int32_t v_bits(VFormat format) {
   switch (format) {
-    case VFormat::f32: return 32;
-    case VFormat::bf16: return 16;
-    case VFormat::e4m3: return 8;
-    case VFormat::nvfp4: return 4;
+    case VFormat::f32:
+      return 32;
+    case VFormat::bf16:
+      return 16;
+    case VFormat::e4m3:
+      return 8;
+    case VFormat::nvfp4:
+      return 4;
   }
   return 0;
 }

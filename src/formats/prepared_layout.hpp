@@ -24,7 +24,9 @@ inline constexpr std::size_t kSectionAlignment = 256;
 inline constexpr int kUnitKeyCodeMax = 30;    // the largest E4M3 value <= 31
 inline constexpr int kUnitQueryCodeMax = 16;  // halved at head_dim 256
 
-constexpr int unit_query_code_max(std::int64_t head_dim_padded) { return head_dim_padded > 128 ? kUnitQueryCodeMax / 2 : kUnitQueryCodeMax; }
+constexpr int unit_query_code_max(std::int64_t head_dim_padded) {
+  return head_dim_padded > 128 ? kUnitQueryCodeMax / 2 : kUnitQueryCodeMax;
+}
 
 /// Score bound, in code units, up to which FP16 scores are used: an FP16 number below 1,024 still resolves half a code.
 inline constexpr float kFp16ScoreBound = 1024.0f;
@@ -45,11 +47,11 @@ constexpr int slot_of_key(int key) {
 
 /// Rows of one sequence (batch entry, or varlen segment). POD, stored in the slab.
 struct SequenceExtent {
-  std::int64_t seqlen_q = 0;       // query rows
-  std::int64_t seqlen_kv = 0;      // valid keys
-  std::int64_t rows_kv = 0;        // key rows of the caller's tensor, padding included
-  std::int64_t row_begin_q = 0;    // sum of seqlen_q before
-  std::int64_t row_begin_kv = 0;   // sum of rows_kv before
+  std::int64_t seqlen_q = 0;      // query rows
+  std::int64_t seqlen_kv = 0;     // valid keys
+  std::int64_t rows_kv = 0;       // key rows of the caller's tensor, padding included
+  std::int64_t row_begin_q = 0;   // sum of seqlen_q before
+  std::int64_t row_begin_kv = 0;  // sum of rows_kv before
   std::int64_t tiles_q = 0;
   std::int64_t tiles_kv = 0;       // over valid keys
   std::int64_t tile_begin_q = 0;   // sum of tiles_q before
@@ -71,30 +73,30 @@ struct PreparedLayout {
   std::int64_t rows_q = 0, rows_kv = 0;    // per head, summed over sequences
   std::int32_t qk_bits = 0, v_bits = 0;    // per code: 32, 16, 8, 4
   std::int32_t q_blocks_per_tile = 1, k_blocks_per_tile = 1, v_blocks_per_tile = 1;
-  std::int32_t scales_per_block = 0;       // 1: q_descale, k_descale per block of a tile; 0: per (batch, head)
+  std::int32_t scales_per_block = 0;  // 1: q_descale, k_descale per block of a tile; 0: per (batch, head)
   float softmax_scale = 0.0f;
   std::int32_t causal = 0;
   std::uint64_t total_bytes = 0;
 
-  Section sequences;        // SequenceExtent [B]
-  Section q_codes;          // [Tq][128][Dp] qk_bits
-  Section q_scale_factors;  // NVFP4: UE4M3 [Tq][128][Dp / 16]
-  Section q_descale;        // f32 [Tq][q_blocks_per_tile] or [B][H]
-  Section q_mean;           // q_mean only: f32 [Tq][Dp]
-  Section k_codes;          // [Tk][128][Dp] qk_bits
-  Section k_scale_factors;  // NVFP4: UE4M3 [Tk][128][Dp / 16]
-  Section k_descale;        // f32 [Tk][k_blocks_per_tile] or [B][Hkv]
-  Section k_high;           // q_mean only: smoothed K as bf16 [Tk][128][Dp]
-  Section score_multiplier; // f32 [B][H]: code units per score unit; n with QkScaling::unit
-  Section score_bound;      // f32 [B][H]: upper bound of |score| in code units
-  Section score_variant;    // ScoreVariant [B][H]
-  Section v_codes;          // [Tk][Dp][128 slots] v_bits, slots in the order of key_of_slot()
-  Section v_scale_factors;  // NVFP4: UE4M3 [Tk][Dp][8], one per 16 slots
-  Section v_descale;        // f32 [B][Hkv][Dp]
-  Section v_mean;           // V-Smooth: fp16 [Tk][v_blocks_per_tile][Dp], divided by v_descale
-  Section v_global_mean;    // V-Smooth: f32 [B][Hkv][Dp]
-  Section lse_correction;   // f32 [B][H][Sq]: softmax_scale * q . k_mean (0 without); NaN marks a query row that held a non-finite value
-  Section permutation;      // i32 [B][Hkv][rows_kv]
+  Section sequences;         // SequenceExtent [B]
+  Section q_codes;           // [Tq][128][Dp] qk_bits
+  Section q_scale_factors;   // NVFP4: UE4M3 [Tq][128][Dp / 16]
+  Section q_descale;         // f32 [Tq][q_blocks_per_tile] or [B][H]
+  Section q_mean;            // q_mean only: f32 [Tq][Dp]
+  Section k_codes;           // [Tk][128][Dp] qk_bits
+  Section k_scale_factors;   // NVFP4: UE4M3 [Tk][128][Dp / 16]
+  Section k_descale;         // f32 [Tk][k_blocks_per_tile] or [B][Hkv]
+  Section k_high;            // q_mean only: smoothed K as bf16 [Tk][128][Dp]
+  Section score_multiplier;  // f32 [B][H]: code units per score unit; n with QkScaling::unit
+  Section score_bound;       // f32 [B][H]: upper bound of |score| in code units
+  Section score_variant;     // ScoreVariant [B][H]
+  Section v_codes;           // [Tk][Dp][128 slots] v_bits, slots in the order of key_of_slot()
+  Section v_scale_factors;   // NVFP4: UE4M3 [Tk][Dp][8], one per 16 slots
+  Section v_descale;         // f32 [B][Hkv][Dp]
+  Section v_mean;            // V-Smooth: fp16 [Tk][v_blocks_per_tile][Dp], divided by v_descale
+  Section v_global_mean;     // V-Smooth: f32 [B][Hkv][Dp]
+  Section lse_correction;    // f32 [B][H][Sq]: softmax_scale * q . k_mean (0 without); NaN marks a query row that held a non-finite value
+  Section permutation;       // i32 [B][Hkv][rows_kv]
 };
 
 /// Layout of a problem and its sequences. Both must have been validated.
@@ -141,7 +143,9 @@ class SlabView {
   }
   /// Index of a query row in lse_correction, and of a key row in permutation.
   std::int64_t row_q(SequenceExtent const& s, std::int64_t head) const { return layout_->num_heads * s.row_begin_q + head * s.seqlen_q; }
-  std::int64_t row_kv(SequenceExtent const& s, std::int64_t head_kv) const { return layout_->num_heads_kv * s.row_begin_kv + head_kv * s.rows_kv; }
+  std::int64_t row_kv(SequenceExtent const& s, std::int64_t head_kv) const {
+    return layout_->num_heads_kv * s.row_begin_kv + head_kv * s.rows_kv;
+  }
 
   std::int64_t bytes_per_tile(std::int32_t bits) const { return kTileRows * layout_->head_dim_padded * bits / 8; }
 

@@ -1,7 +1,8 @@
 #pragma once
 
 // Preparation on the CPU: RoPE, K mean, gather, Hadamard, Q means, quantisation of Q and K; V means, residual, quantisation, error-mean
-// compensation. Works tile by tile (128 rows), each stage a pass over the caller's tensor; all arithmetic is the fixed one of docs/equations.md.
+// compensation. Works tile by tile (128 rows), each stage a pass over the caller's tensor; all arithmetic is the fixed one of
+// docs/equations.md.
 
 #include <cstddef>
 #include <span>

@@ -25,15 +25,15 @@ using formats::SequenceExtent;
 struct Operand {
   RowSource source;
   std::int64_t rows;
-  std::int64_t first_tile;            // tile index in the slab
-  float const* subtract = nullptr;    // K mean
+  std::int64_t first_tile;          // tile index in the slab
+  float const* subtract = nullptr;  // K mean
   std::int32_t const* permutation = nullptr;
   std::byte* codes;
-  std::uint8_t* scale_factors;        // nullptr: not NVFP4
-  float* block_descale;               // [tiles][blocks_per_tile] of this operand; nullptr: one descale per head
+  std::uint8_t* scale_factors;  // nullptr: not NVFP4
+  float* block_descale;         // [tiles][blocks_per_tile] of this operand; nullptr: one descale per head
   int blocks_per_tile;
-  float* tile_means = nullptr;        // q_mean: [tiles][width], subtracted after Hadamard
-  std::uint16_t* high = nullptr;      // k_high: bf16 [tiles][128][width]
+  float* tile_means = nullptr;    // q_mean: [tiles][width], subtracted after Hadamard
+  std::uint16_t* high = nullptr;  // k_high: bf16 [tiles][128][width]
 };
 
 std::int64_t tiles_of(std::int64_t rows) { return formats::ceil_div(rows, kTileRows); }
@@ -86,7 +86,8 @@ class QkPass {
       for (std::int64_t j = chunk; j < tiles_of(x.rows); j += kChunks) {
         load(x, j, tile, x.tile_means == nullptr ? nullptr : mean.data());
         for (int d = 0; d < width; ++d) {
-          for (int r = 0; r < kTileRows; ++r) transposed[static_cast<std::size_t>(d * kTileRows + r)] = core::rint_small(tile.row(r)[d] * inverse);
+          for (int r = 0; r < kTileRows; ++r)
+            transposed[static_cast<std::size_t>(d * kTileRows + r)] = core::rint_small(tile.row(r)[d] * inverse);
         }
         gemm.nt_f32(width, width, kTileRows, transposed.data(), kTileRows, transposed.data(), kTileRows, product.data(), width);
         for (std::size_t i = 0; i < size; ++i) sums[i] += static_cast<double>(product[i]);
@@ -98,8 +99,8 @@ class QkPass {
     return std::move(partial[0]);
   }
 
-  /// Writes codes (and block descales); returns the largest row norm in real units. `descale` is used where it is one per head, `shaper` where
-  /// rounding is shaped (its feedback not null).
+  /// Writes codes (and block descales); returns the largest row norm in real units. `descale` is used where it is one per head, `shaper`
+  /// where rounding is shaped (its feedback not null).
   float quantise(Operand const& x, float descale, RowShaper const& shaper, std::atomic<bool>* finite) const {
     std::vector<float> norms(static_cast<std::size_t>(tiles_of(x.rows)), 0.0f);
     device::cpu::parallel_for(options_.num_threads, tiles_of(x.rows), [&](std::int64_t j) {
@@ -241,7 +242,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
   float amax_k = 0.0f;
   if (per_head) {
     amax_k = pass.amax(key, &keys_finite);
-    for (std::int64_t g = 0; g < group; ++g) amax_q[static_cast<std::size_t>(g)] = pass.amax(query_operand(head.head_kv * group + g), nullptr);
+    for (std::int64_t g = 0; g < group; ++g)
+      amax_q[static_cast<std::size_t>(g)] = pass.amax(query_operand(head.head_kv * group + g), nullptr);
   }
 
   double const codes_per_product = static_cast<double>(m);
@@ -251,7 +253,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     double const largest_q = at_least_floor(*std::max_element(amax_q.begin(), amax_q.end()));
     key_descale = unit_key_descale(largest_q, at_least_floor(amax_k), codes_per_product, query_code_max);
   }
-  RowShaper key_shaper{.format = pass.format(), .width = width, .limit = unit ? formats::kUnitKeyCodeMax : formats::code_max(pass.format())};
+  RowShaper key_shaper{
+      .format = pass.format(), .width = width, .limit = unit ? formats::kUnitKeyCodeMax : formats::code_max(pass.format())};
   RowShaper query_shaper = key_shaper;
   if (unit) query_shaper.limit = static_cast<float>(query_code_max);
   std::vector<float> key_feedback;
@@ -263,7 +266,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
   };
   if (shape_k) {
     Moment of_queries(width);
-    for (std::int64_t g = 0; g < group; ++g) moment_of(query_operand(head.head_kv * group + g), amax_q[static_cast<std::size_t>(g)], of_queries);
+    for (std::int64_t g = 0; g < group; ++g)
+      moment_of(query_operand(head.head_kv * group + g), amax_q[static_cast<std::size_t>(g)], of_queries);
     key_feedback = feedback_matrix(std::move(of_queries));
     key_shaper.feedback = key_feedback.data();
   }
@@ -283,7 +287,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     float query_descale = formats::descale_of(pass.format(), amax_q[static_cast<std::size_t>(g)]);
     float multiplier = m;
     if (unit) {
-      UnitQuery const u = unit_query(at_least_floor(amax_q[static_cast<std::size_t>(g)]), codes_per_product, static_cast<double>(key_descale), query_code_max);
+      UnitQuery const u = unit_query(at_least_floor(amax_q[static_cast<std::size_t>(g)]), codes_per_product,
+                                     static_cast<double>(key_descale), query_code_max);
       query_descale = u.descale;
       multiplier = u.multiplier;
     }
@@ -301,7 +306,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     }
     slab.section<float>(l.score_bound)[index] = bound;
     slab.section<float>(l.score_multiplier)[index] = multiplier;
-    bool const f16 = unit && options.scores != ScoreFormat::f32 && (options.scores == ScoreFormat::f16 || bound <= formats::kFp16ScoreBound);
+    bool const f16 =
+        unit && options.scores != ScoreFormat::f32 && (options.scores == ScoreFormat::f16 || bound <= formats::kFp16ScoreBound);
     slab.section<formats::ScoreVariant>(l.score_variant)[index] = f16 ? formats::ScoreVariant::f16 : formats::ScoreVariant::f32;
 
     float* const correction = slab.section<float>(l.lse_correction) + slab.row_q(s, h);
@@ -309,7 +315,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
       std::vector<float> row(static_cast<std::size_t>(width));
       for (std::int64_t i = j * kTileRows; i < j * kTileRows + rows_of_tile(s.seqlen_q, j); ++i) {
         bool const finite = query.source.load(i, row.data()) && keys_finite;
-        correction[i] = finite ? l.softmax_scale * core::lane_dot(row.data(), k_mean.data(), width) : std::numeric_limits<float>::quiet_NaN();
+        correction[i] =
+            finite ? l.softmax_scale * core::lane_dot(row.data(), k_mean.data(), width) : std::numeric_limits<float>::quiet_NaN();
       }
     });
   }

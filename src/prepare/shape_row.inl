@@ -12,11 +12,14 @@ namespace {
 inline __attribute__((always_inline)) float round_to_code(formats::CodeFormat format, float t, float limit, float block_factor) {
   float const clamped = core::min_f32(core::max_f32(t, -limit), limit);
   switch (format) {
-    case formats::CodeFormat::e4m3: return core::e4m3_decode(core::e4m3_encode(clamped));
-    case formats::CodeFormat::int8: return core::rint_small(clamped);
+    case formats::CodeFormat::e4m3:
+      return core::e4m3_decode(core::e4m3_encode(clamped));
+    case formats::CodeFormat::int8:
+      return core::rint_small(clamped);
     case formats::CodeFormat::nvfp4:
       return block_factor == 0.0f ? 0.0f : core::e2m1_decode(core::e2m1_encode(t * (1.0f / block_factor))) * block_factor;
-    default: return t;
+    default:
+      return t;
   }
 }
 

@@ -24,9 +24,15 @@ bool RowSource::load(std::int64_t row, float* out) const {
   };
   bool finite = false;
   switch (tensor_->dtype) {
-    case DType::f32: finite = read(static_cast<float const*>(tensor_->data), [](float x) { return x; }); break;
-    case DType::f16: finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::fp16_decode(x); }); break;
-    case DType::bf16: finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::bf16_decode(x); }); break;
+    case DType::f32:
+      finite = read(static_cast<float const*>(tensor_->data), [](float x) { return x; });
+      break;
+    case DType::f16:
+      finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::fp16_decode(x); });
+      break;
+    case DType::bf16:
+      finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::bf16_decode(x); });
+      break;
   }
   std::fill(out + (finite ? head_dim : 0), out + head_dim_padded_, 0.0f);
   if (finite && rope_ != nullptr) {

@@ -17,8 +17,8 @@ namespace vcattn::preparation {
 /// Rows of one (sequence, head) of a caller's tensor.
 class RowSource {
  public:
-  RowSource(TensorView const& tensor, bool varlen, std::int64_t sequence, std::int64_t row_begin, std::int64_t head, std::int64_t head_dim_padded,
-            std::optional<Rope> const& rope)
+  RowSource(TensorView const& tensor, bool varlen, std::int64_t sequence, std::int64_t row_begin, std::int64_t head,
+            std::int64_t head_dim_padded, std::optional<Rope> const& rope)
       : tensor_(&tensor), head_dim_padded_(head_dim_padded), rope_(rope ? &*rope : nullptr) {
     origin_ = (varlen ? row_begin * tensor.stride[1] : sequence * tensor.stride[0]) + head * tensor.stride[2];
   }
@@ -46,7 +46,8 @@ class Tile {
   float* row(int r) { return values_.data() + static_cast<std::ptrdiff_t>(r) * width_; }
   float const* row(int r) const { return values_.data() + static_cast<std::ptrdiff_t>(r) * width_; }
 
-  /// Rows `begin` .. of `source` (through `permutation` where given), `count` of them. Returns whether all were finite; `finite[r]` says which.
+  /// Rows `begin` .. of `source` (through `permutation` where given), `count` of them. Returns whether all were finite; `finite[r]` says
+  /// which.
   bool load(RowSource const& source, std::int64_t begin, int count, std::int32_t const* permutation, bool* finite = nullptr);
 
   void subtract(float const* channel_values) {
@@ -79,7 +80,8 @@ inline int rows_of_tile(std::int64_t rows, std::int64_t j) {
   return static_cast<int>(left < formats::kTileRows ? left : formats::kTileRows);
 }
 
-/// Means over rows [0, rows) of a source, in the caller's order, [head_dim_padded]; zeros without rows. Sets *finite to false if a value is not.
+/// Means over rows [0, rows) of a source, in the caller's order, [head_dim_padded]; zeros without rows. Sets *finite to false if a value is
+/// not.
 std::vector<float> column_means(RowSource const& source, std::int64_t rows, std::int32_t num_threads, bool* finite);
 
 }  // namespace vcattn::preparation

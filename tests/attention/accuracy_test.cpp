@@ -17,18 +17,23 @@ using testing_support::run;
 /// Tolerance of a recipe on N(0, 1) inputs, head_dim 64 to 128.
 double tolerance(Recipe recipe) {
   switch (recipe) {
-    case Recipe::exact: return 1e-5;
-    case Recipe::bf16: return 2e-3;
+    case Recipe::exact:
+      return 1e-5;
+    case Recipe::bf16:
+      return 2e-3;
     case Recipe::fp8:
     case Recipe::vsmooth8:
     case Recipe::vc8_paper:
-    case Recipe::vc8: return 0.063;
+    case Recipe::vc8:
+      return 0.063;
     case Recipe::sage2:
     case Recipe::vsmooth8s:
-    case Recipe::vc8s: return 0.045;
+    case Recipe::vc8s:
+      return 0.045;
     case Recipe::nvfp4:
     case Recipe::sage3:
-    case Recipe::vsmooth4: return 0.25;
+    case Recipe::vsmooth4:
+      return 0.25;
   }
   return 0.0;
 }
@@ -46,7 +51,8 @@ TEST_P(AccuracyOfRecipe, StaysInsideItsToleranceOnNormalInputs) {
       bool const four_bit = recipe_options(GetParam()).qk == QkFormat::nvfp4;
       double error = 0;
       for (std::size_t i = 0; i < expected.lse.size(); ++i) error += out.lse[i] - expected.lse[i];
-      EXPECT_LE(std::abs(error / static_cast<double>(expected.lse.size())), four_bit ? 0.06 : 0.02) << head_dim << " " << seqlen_kv;  // mean bias, nats
+      EXPECT_LE(std::abs(error / static_cast<double>(expected.lse.size())), four_bit ? 0.06 : 0.02)
+          << head_dim << " " << seqlen_kv;  // mean bias, nats
     }
   }
 }

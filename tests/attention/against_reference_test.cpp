@@ -62,10 +62,17 @@ class KernelOfRecipe : public testing::TestWithParam<Recipe> {
 };
 
 TEST_P(KernelOfRecipe, OddSizes) {
-  for (Sizes const& sizes : {Sizes{1, 1, 1, 1, 1, 32}, {1, 1, 127, 1, 1, 64}, {2, 129, 128, 2, 2, 64}, {1, 127, 389, 4, 2, 128}, {1, 3, 130, 3, 1, 48},
-                             {1, 65, 257, 1, 1, 256}, {1, 5, 0, 2, 1, 64}, {1, 0, 5, 2, 1, 64}}) {
-    expect_agrees(OwnedProblem::normal(sizes, 21).problem(), options_,
-                  "Sq " + std::to_string(sizes.seqlen_q) + " Sk " + std::to_string(sizes.seqlen_kv) + " D " + std::to_string(sizes.head_dim));
+  for (Sizes const& sizes : {Sizes{1, 1, 1, 1, 1, 32},
+                             {1, 1, 127, 1, 1, 64},
+                             {2, 129, 128, 2, 2, 64},
+                             {1, 127, 389, 4, 2, 128},
+                             {1, 3, 130, 3, 1, 48},
+                             {1, 65, 257, 1, 1, 256},
+                             {1, 5, 0, 2, 1, 64},
+                             {1, 0, 5, 2, 1, 64}}) {
+    expect_agrees(
+        OwnedProblem::normal(sizes, 21).problem(), options_,
+        "Sq " + std::to_string(sizes.seqlen_q) + " Sk " + std::to_string(sizes.seqlen_kv) + " D " + std::to_string(sizes.head_dim));
   }
 }
 
@@ -124,10 +131,35 @@ INSTANTIATE_TEST_SUITE_P(Recipes, KernelOfRecipe, testing::ValuesIn(all_recipes(
 
 TEST(Options, EveryFormAndChoiceAgreesWithTheReference) {
   OwnedProblem const owned = OwnedProblem::normal({1, 131, 390, 2, 1, 96}, 27);
-  for (char const* text : {"expcast=paper", "expcast=offset126", "expcast=affine", "expcast=exp", "expcast=two_line,top=112", "expcast=offset126,top=112",
-                           "expcast=affine,top=112", "expcast=exp,top=120", "block=32", "block=64", "scores=f32", "scores=f16", "qk=int8", "qk=int8,expcast=two_line,top=112",
-                           "qk=bf16", "qk=f32", "qk=nvfp4", "qk=int8,q_mean=on", "v=nvfp4", "v_mean=off", "k_mean=off,hadamard=off", "order=label", "order=chain,clusters=8",
-                           "order=sequence", "rounding=shaped", "rounding=nearest", "prob=bf16,expcast=exp", "prob=f32,expcast=exp", "prob=nvfp4,expcast=exp"}) {
+  for (char const* text : {"expcast=paper",
+                           "expcast=offset126",
+                           "expcast=affine",
+                           "expcast=exp",
+                           "expcast=two_line,top=112",
+                           "expcast=offset126,top=112",
+                           "expcast=affine,top=112",
+                           "expcast=exp,top=120",
+                           "block=32",
+                           "block=64",
+                           "scores=f32",
+                           "scores=f16",
+                           "qk=int8",
+                           "qk=int8,expcast=two_line,top=112",
+                           "qk=bf16",
+                           "qk=f32",
+                           "qk=nvfp4",
+                           "qk=int8,q_mean=on",
+                           "v=nvfp4",
+                           "v_mean=off",
+                           "k_mean=off,hadamard=off",
+                           "order=label",
+                           "order=chain,clusters=8",
+                           "order=sequence",
+                           "rounding=shaped",
+                           "rounding=nearest",
+                           "prob=bf16,expcast=exp",
+                           "prob=f32,expcast=exp",
+                           "prob=nvfp4,expcast=exp"}) {
     Options options = recipe_options(Recipe::vc8);
     set_options(options, text);
     expect_agrees(owned.problem(), options, text);

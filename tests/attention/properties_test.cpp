@@ -30,11 +30,11 @@ TEST_P(PropertyOfRecipe, ConstantValuesGiveConstantOutput) {
   }
   auto const out = run(owned.problem(), options_);
   // Constant along the keys: exact up to the rounding of V's own format.
-  double const step = options_.v_mean                    ? 1e-5
-                      : options_.v == VFormat::f32       ? 1e-5
-                      : options_.v == VFormat::bf16      ? 0x1p-8
-                      : options_.v == VFormat::e4m3      ? 0x1p-4
-                                                         : 0.2;
+  double const step = options_.v_mean               ? 1e-5
+                      : options_.v == VFormat::f32  ? 1e-5
+                      : options_.v == VFormat::bf16 ? 0x1p-8
+                      : options_.v == VFormat::e4m3 ? 0x1p-4
+                                                    : 0.2;
   for (std::size_t i = 0; i < out.o.size(); ++i) {
     double const expected = static_cast<double>(owned.v_row(0, 0)[i % 64]);
     EXPECT_NEAR(out.o[i], expected, step * 0.36) << i;
@@ -76,7 +76,8 @@ TEST_P(KMeanRecipe, AddingAVectorToEveryKeyOnlyShiftsLse) {
   for (std::size_t i = 0; i < 64; ++i) {
     for (std::size_t h = 0; h < 2; ++h) {
       double dot = 0;
-      for (std::size_t d = 0; d < 64; ++d) dot += static_cast<double>(plain.q_row(0, static_cast<std::int64_t>(i), static_cast<std::int64_t>(h))[d]) * shift[d];
+      for (std::size_t d = 0; d < 64; ++d)
+        dot += static_cast<double>(plain.q_row(0, static_cast<std::int64_t>(i), static_cast<std::int64_t>(h))[d]) * shift[d];
       EXPECT_NEAR(b.lse[h * 64 + i], a.lse[h * 64 + i] + dot / 8.0, 0.05 + 1e-4 * std::abs(dot));
     }
   }

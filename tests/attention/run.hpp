@@ -26,7 +26,8 @@ inline MutableTensorView output_view(std::vector<float>& o, std::array<std::int6
 inline Output run(Problem const& problem, Options const& options) {
   std::vector<float> o;
   auto const view = output_view(o, problem.q.shape);
-  std::vector<float> lse(static_cast<std::size_t>(problem.q.batch() * problem.q.num_heads() * problem.q.seqlen()), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> lse(static_cast<std::size_t>(problem.q.batch() * problem.q.num_heads() * problem.q.seqlen()),
+                         std::numeric_limits<float>::quiet_NaN());
   attend(problem, options, view, lse);
   return {{o.begin(), o.end()}, {lse.begin(), lse.end()}};
 }

@@ -1,5 +1,6 @@
 // core/ on a GPU: the same bits as on the host, and as the conversions and packed halves of the hardware.
-// Exhaustive over all 2^32 floats where one float is the input. Exits with 1 on the first mismatch and with 2 without a GPU; prints a JSON record.
+// Exhaustive over all 2^32 floats where one float is the input. Exits with 1 on the first mismatch and with 2 without a GPU; prints a JSON
+// record.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -7,9 +8,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -100,14 +101,16 @@ struct Fp16DecodeMatchesCvt {
   }
 };
 
-/// [EQ-EXPCAST-TWOLINE] in packed halves, as a kernel with FP16 scores computes it. The pattern holds the FP16 score (low half) and n, T (high half).
+/// [EQ-EXPCAST-TWOLINE] in packed halves, as a kernel with FP16 scores computes it. The pattern holds the FP16 score (low half) and n, T
+/// (high half).
 struct TwoLineMatchesPackedHalves {
   __device__ Outcome operator()(std::uint32_t u) const {
     __half const score = __ushort_as_half(static_cast<std::uint16_t>(u));
     float const s = __half2float(score);
     int const n = 1 + static_cast<int>((u >> 30) & 3u);
     int const row_constant = static_cast<int>((u >> 16) & 0x3FFFu) - 8192;
-    if (!core::is_finite(s) || row_constant < -2048 || row_constant > 2048 || s * static_cast<float>(n) + static_cast<float>(row_constant) > 126.0f) {
+    if (!core::is_finite(s) || row_constant < -2048 || row_constant > 2048 ||
+        s * static_cast<float>(n) + static_cast<float>(row_constant) > 126.0f) {
       return Outcome::not_an_input;
     }
     __half2 const step = __halves2half2(__ushort_as_half(static_cast<std::uint16_t>(n)), __ushort_as_half(static_cast<std::uint16_t>(n)));
@@ -175,7 +178,8 @@ Verdict host_and_device_rows(int count) {
   check(cudaMalloc(&device_rows, rows.size() * sizeof(float)), "cudaMalloc");
   check(cudaMalloc(&device_results, results.size() * sizeof(RowResult)), "cudaMalloc");
   check(cudaMemcpy(device_rows, rows.data(), rows.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
-  check(device::launch(compute_rows, (count + kThreads - 1) / kThreads, kThreads, 0, nullptr, device_rows, device_results, count), "launch");
+  check(device::launch(compute_rows, (count + kThreads - 1) / kThreads, kThreads, 0, nullptr, device_rows, device_results, count),
+        "launch");
   check(cudaMemcpy(results.data(), device_results, results.size() * sizeof(RowResult), cudaMemcpyDeviceToHost), "kernel");
   cudaFree(device_rows);
   cudaFree(device_results);
@@ -213,7 +217,8 @@ int main() {
   add("fp16_encode = cvt.rn.f16.f32, every float", run_all_patterns(Fp16MatchesCvt{}));
   add("bf16_encode = cvt.rn.bf16.f32, every float", run_all_patterns(Bf16MatchesCvt{}));
   add("fp16_decode = cvt.f32.f16, every code", run_all_patterns(Fp16DecodeMatchesCvt{}));
-  add("expcast_two_line = packed FP16 fma, fma.relu, max; every FP16 score, n 1..4, T -2048..2048, t <= 126", run_all_patterns(TwoLineMatchesPackedHalves{}));
+  add("expcast_two_line = packed FP16 fma, fma.relu, max; every FP16 score, n 1..4, T -2048..2048, t <= 126",
+      run_all_patterns(TwoLineMatchesPackedHalves{}));
   constexpr int kRows = 1 << 16;
   add("hadamard, rope, lane_dot, ExpCast forms, e2m1, aligned constant: device = host, rows of 128", host_and_device_rows(kRows));
   std::cout << record.dump(2) << "\n";

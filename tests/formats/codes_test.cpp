@@ -40,7 +40,8 @@ TEST_P(CodesOfFormat, DecodingRestoresWhatEncodingRounded) {
   EXPECT_EQ(again, codes);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CodesOfFormat, testing::Values(CodeFormat::f32, CodeFormat::bf16, CodeFormat::e4m3, CodeFormat::int8, CodeFormat::nvfp4));
+INSTANTIATE_TEST_SUITE_P(All, CodesOfFormat,
+                         testing::Values(CodeFormat::f32, CodeFormat::bf16, CodeFormat::e4m3, CodeFormat::int8, CodeFormat::nvfp4));
 
 TEST(Codes, ABlockThatCountsAsZeroHasDescaleOne) {
   for (CodeFormat const format : {CodeFormat::e4m3, CodeFormat::int8, CodeFormat::nvfp4}) {

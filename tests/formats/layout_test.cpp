@@ -20,8 +20,9 @@ TEST(KeySlot, IsTheDocumentedPermutationOfEveryGroupOfSixteen) {
 }
 
 std::vector<Section> sections(PreparedLayout const& l) {
-  return {l.sequences, l.q_codes, l.q_scale_factors, l.q_descale, l.q_mean, l.k_codes, l.k_scale_factors, l.k_descale, l.k_high, l.score_multiplier,
-          l.score_bound, l.score_variant, l.v_codes, l.v_scale_factors, l.v_descale, l.v_mean, l.v_global_mean, l.lse_correction, l.permutation};
+  return {l.sequences, l.q_codes, l.q_scale_factors,  l.q_descale,      l.q_mean,        l.k_codes, l.k_scale_factors,
+          l.k_descale, l.k_high,  l.score_multiplier, l.score_bound,    l.score_variant, l.v_codes, l.v_scale_factors,
+          l.v_descale, l.v_mean,  l.v_global_mean,    l.lse_correction, l.permutation};
 }
 
 Problem shape_only(std::int64_t b, std::int64_t sq, std::int64_t sk, std::int64_t h, std::int64_t hkv, std::int64_t d) {
@@ -51,11 +52,11 @@ TEST(Layout, SectionsAreAlignedDisjointAndInsideTheSlab) {
 
 TEST(Layout, SizesOfTheEightBitRecipeAreThoseOfTheDocument) {
   PreparedLayout const l = formats::plan_layout(shape_only(1, 200, 300, 2, 1, 128), recipe_options(Recipe::vc8s)).layout;
-  EXPECT_EQ(l.q_codes.bytes, 2u * 2 * 128 * 128);       // 2 heads, 2 tiles
-  EXPECT_EQ(l.k_codes.bytes, 1u * 3 * 128 * 128);       // 3 tiles
-  EXPECT_EQ(l.q_descale.bytes, 2u * 2 * 4);             // one per tile
+  EXPECT_EQ(l.q_codes.bytes, 2u * 2 * 128 * 128);  // 2 heads, 2 tiles
+  EXPECT_EQ(l.k_codes.bytes, 1u * 3 * 128 * 128);  // 3 tiles
+  EXPECT_EQ(l.q_descale.bytes, 2u * 2 * 4);        // one per tile
   EXPECT_EQ(l.v_codes.bytes, l.k_codes.bytes);
-  EXPECT_EQ(l.v_mean.bytes, 3u * 128 * 2);              // FP16, one block per tile
+  EXPECT_EQ(l.v_mean.bytes, 3u * 128 * 2);  // FP16, one block per tile
   EXPECT_EQ(l.v_descale.bytes, 128u * 4);
   EXPECT_EQ(l.lse_correction.bytes, 2u * 200 * 4);
   EXPECT_EQ(l.permutation.bytes, 300u * 4);

@@ -29,8 +29,9 @@ struct Case {
 
 std::string name_of(testing::TestParamInfo<Case> const& info) {
   Case const& c = info.param;
-  std::string name = std::string(recipe_name(c.recipe)) + "_q" + std::to_string(c.sizes.seqlen_q) + "_k" + std::to_string(c.sizes.seqlen_kv) + "_d" +
-                     std::to_string(c.sizes.head_dim) + "_" + c.options + "_" + std::to_string(info.index);
+  std::string name = std::string(recipe_name(c.recipe)) + "_q" + std::to_string(c.sizes.seqlen_q) + "_k" +
+                     std::to_string(c.sizes.seqlen_kv) + "_d" + std::to_string(c.sizes.head_dim) + "_" + c.options + "_" +
+                     std::to_string(info.index);
   for (char& ch : name) {
     if (std::isalnum(static_cast<unsigned char>(ch)) == 0) ch = '_';
   }
@@ -39,12 +40,14 @@ std::string name_of(testing::TestParamInfo<Case> const& info) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  std::vector<Sizes> const sizes = {{1, 2, 1, 1, 1, 32}, {1, 127, 129, 2, 1, 64}, {2, 130, 257, 2, 2, 96}, {1, 33, 131, 4, 2, 128}, {1, 65, 200, 1, 1, 256}};
+  std::vector<Sizes> const sizes = {
+      {1, 2, 1, 1, 1, 32}, {1, 127, 129, 2, 1, 64}, {2, 130, 257, 2, 2, 96}, {1, 33, 131, 4, 2, 128}, {1, 65, 200, 1, 1, 256}};
   for (Recipe const recipe : all_recipes()) {
     for (Sizes const& s : sizes) all.push_back({s, "", recipe});
   }
-  for (char const* options : {"hadamard=off", "k_mean=off", "emc=off", "block=32", "block=64", "qk=int8", "qk_scaling=head", "qk_scaling=block,q_block=32,k_block=64",
-                              "rounding=nearest", "rounding=shaped", "v_scaling=head", "scores=f32", "v=nvfp4,v_scaling=head", "v=bf16"}) {
+  for (char const* options : {"hadamard=off", "k_mean=off", "emc=off", "block=32", "block=64", "qk=int8", "qk_scaling=head",
+                              "qk_scaling=block,q_block=32,k_block=64", "rounding=nearest", "rounding=shaped", "v_scaling=head",
+                              "scores=f32", "v=nvfp4,v_scaling=head", "v=bf16"}) {
     all.push_back({sizes[2], options, Recipe::vc8});
   }
   all.push_back({sizes[2], "rounding=shaped", Recipe::vc8s});
@@ -89,7 +92,9 @@ TEST_P(AgainstReference, SectionsAgree) {
   std::byte const* const theirs = reference.bytes.data();
 
   ASSERT_EQ(l.total_bytes, reference.layout.total_bytes);
-  for (auto const& [section, what] : {std::pair{l.q_descale, "q_descale"}, {l.k_descale, "k_descale"}, {l.v_descale, "v_descale"},
+  for (auto const& [section, what] : {std::pair{l.q_descale, "q_descale"},
+                                      {l.k_descale, "k_descale"},
+                                      {l.v_descale, "v_descale"},
                                       {l.score_multiplier, "score_multiplier"}}) {
     expect_close(values_of<float>(ours, section), values_of<float>(theirs, section), 3e-6, 0.0, what);
   }

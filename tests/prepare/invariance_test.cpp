@@ -19,7 +19,8 @@ using testing_support::OwnedProblem;
 using testing_support::Sizes;
 
 std::vector<std::byte> bytes_of(Prepared const& prepared) {
-  return {prepared.impl().slab, prepared.impl().slab + prepared.impl().layout.lse_correction.offset + prepared.impl().layout.lse_correction.bytes};
+  return {prepared.impl().slab,
+          prepared.impl().slab + prepared.impl().layout.lse_correction.offset + prepared.impl().layout.lse_correction.bytes};
 }
 
 class Invariance : public testing::TestWithParam<Recipe> {
@@ -56,7 +57,8 @@ TEST_P(Invariance, StridesDoNotMatter) {
         for (std::int64_t ih = 0; ih < h; ++ih) {
           for (std::int64_t id = 0; id < d; ++id) {
             float const x = static_cast<float const*>(t.data)[ib * t.stride[0] + is * t.stride[1] + ih * t.stride[2] + id * t.stride[3]];
-            buffer[static_cast<std::size_t>(ib * view.stride[0] + is * view.stride[1] + ih * view.stride[2] + id * view.stride[3])] = core::bf16_encode(x);
+            buffer[static_cast<std::size_t>(ib * view.stride[0] + is * view.stride[1] + ih * view.stride[2] + id * view.stride[3])] =
+                core::bf16_encode(x);
           }
         }
       }
@@ -101,15 +103,17 @@ TEST_P(Invariance, SuppliedStorageHoldsTheSameBytesWhateverWasInIt) {
   EXPECT_EQ(prepared.impl().slab, storage.data());
   // Between sections there is padding that nobody writes.
   auto const& l = prepared.impl().layout;
-  for (formats::Section const& s : {l.q_codes, l.q_scale_factors, l.q_descale, l.q_mean, l.k_codes, l.k_scale_factors, l.k_descale, l.k_high, l.score_multiplier,
-                                    l.score_bound, l.score_variant, l.v_codes, l.v_scale_factors, l.v_descale, l.v_mean, l.v_global_mean, l.lse_correction}) {
+  for (formats::Section const& s :
+       {l.q_codes, l.q_scale_factors, l.q_descale, l.q_mean, l.k_codes, l.k_scale_factors, l.k_descale, l.k_high, l.score_multiplier,
+        l.score_bound, l.score_variant, l.v_codes, l.v_scale_factors, l.v_descale, l.v_mean, l.v_global_mean, l.lse_correction}) {
     EXPECT_EQ(0, std::memcmp(storage.data() + s.offset, expected.data() + s.offset, s.bytes));
   }
   EXPECT_THROW(prepare(owned.problem(), options_, storage.first(bytes - 1)), Error);
   EXPECT_THROW(prepare(owned.problem(), options_, std::span<std::byte>(memory).subspan(1)), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, Invariance, testing::ValuesIn(all_recipes().begin(), all_recipes().end()), testing_support::recipe_case_name);
+INSTANTIATE_TEST_SUITE_P(Recipes, Invariance, testing::ValuesIn(all_recipes().begin(), all_recipes().end()),
+                         testing_support::recipe_case_name);
 
 }  // namespace
 }  // namespace vcattn

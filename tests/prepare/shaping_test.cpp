@@ -37,7 +37,8 @@ Moment moment_of(std::vector<std::vector<float>> const& rows) {
   Moment moment(kWidth);
   for (auto const& row : rows) {
     for (int i = 0; i < kWidth; ++i) {
-      for (int j = 0; j < kWidth; ++j) moment.at(i, j) += static_cast<double>(row[static_cast<std::size_t>(i)]) * static_cast<double>(row[static_cast<std::size_t>(j)]);
+      for (int j = 0; j < kWidth; ++j)
+        moment.at(i, j) += static_cast<double>(row[static_cast<std::size_t>(i)]) * static_cast<double>(row[static_cast<std::size_t>(j)]);
     }
   }
   return moment;

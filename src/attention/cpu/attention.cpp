@@ -89,7 +89,10 @@ struct KvHead {
 struct KvSizes {
   std::int64_t k, v, k_high, means;
   KvSizes(formats::PreparedLayout const& l, std::int64_t tiles)
-      : k(tiles * kTile * l.head_dim_padded), v(k), k_high(l.k_high.bytes != 0 ? k : 0), means(tiles * l.v_blocks_per_tile * l.head_dim_padded) {}
+      : k(tiles * kTile * l.head_dim_padded),
+        v(k),
+        k_high(l.k_high.bytes != 0 ? k : 0),
+        means(tiles * l.v_blocks_per_tile * l.head_dim_padded) {}
   std::int64_t total() const { return k + v + k_high + means; }
 };
 
@@ -117,7 +120,8 @@ void decode_values(CodeFormat format, std::byte const* codes, std::uint8_t const
 }
 
 template <typename T>
-void decode_rows(CodeFormat format, std::byte const* codes, std::uint8_t const* factors, std::int64_t first_row, int rows, int width, T* out) {
+void decode_rows(CodeFormat format, std::byte const* codes, std::uint8_t const* factors, std::int64_t first_row, int rows, int width,
+                 T* out) {
   std::int64_t const row_bytes = static_cast<std::int64_t>(width) * formats::code_bits(format) / 8;
   for (std::int64_t r = 0; r < rows; ++r) {
     std::uint8_t const* const row_factors = factors == nullptr ? nullptr : factors + (first_row + r) * (width / core::kNvfp4Group);
@@ -129,8 +133,8 @@ template <typename T>
 void decode_kv_tile(Slab const& slab, Options const& options, std::int64_t tile, std::int64_t j, KvHead<T> const& head) {
   auto const& l = slab.layout();
   int const width = static_cast<int>(l.head_dim_padded);
-  decode_rows(formats::code_format(options.qk), slab.section<std::byte>(l.k_codes), slab.section<std::uint8_t>(l.k_scale_factors), tile * kTile, kTile,
-              width, head.k + j * kTile * width);
+  decode_rows(formats::code_format(options.qk), slab.section<std::byte>(l.k_codes), slab.section<std::uint8_t>(l.k_scale_factors),
+              tile * kTile, kTile, width, head.k + j * kTile * width);
   // V is stored [channel][slot]: decode a channel, then scatter its slots to keys.
   CodeFormat const v_format = formats::code_format(options.v);
   std::int64_t const channel_bytes = kTile * l.v_bits / 8;
@@ -138,8 +142,8 @@ void decode_kv_tile(Slab const& slab, Options const& options, std::int64_t tile,
   for (std::int64_t d = 0; d < width; ++d) {
     std::int64_t const row = tile * width + d;
     auto const* const factors = slab.section<std::uint8_t>(l.v_scale_factors);
-    decode_values(v_format, slab.section<std::byte>(l.v_codes) + row * channel_bytes, factors == nullptr ? nullptr : factors + row * (kTile / core::kNvfp4Group),
-                  kTile, channel);
+    decode_values(v_format, slab.section<std::byte>(l.v_codes) + row * channel_bytes,
+                  factors == nullptr ? nullptr : factors + row * (kTile / core::kNvfp4Group), kTile, channel);
     for (int slot = 0; slot < kTile; ++slot) head.v[(j * kTile + formats::key_of_slot(slot)) * width + d] = channel[slot];
   }
   if (head.k_high != nullptr) {
@@ -155,9 +159,15 @@ void decode_kv_tile(Slab const& slab, Options const& options, std::int64_t tile,
 
 void store(MutableTensorView const& o, std::int64_t element, float value) {
   switch (o.dtype) {
-    case DType::f32: static_cast<float*>(o.data)[element] = value; return;
-    case DType::f16: static_cast<std::uint16_t*>(o.data)[element] = core::fp16_encode(value); return;
-    case DType::bf16: static_cast<std::uint16_t*>(o.data)[element] = core::bf16_encode(value); return;
+    case DType::f32:
+      static_cast<float*>(o.data)[element] = value;
+      return;
+    case DType::f16:
+      static_cast<std::uint16_t*>(o.data)[element] = core::fp16_encode(value);
+      return;
+    case DType::bf16:
+      static_cast<std::uint16_t*>(o.data)[element] = core::bf16_encode(value);
+      return;
   }
 }
 
@@ -165,9 +175,17 @@ void store(MutableTensorView const& o, std::int64_t element, float value) {
 template <typename T>
 class QueryTile {
  public:
-  QueryTile(Slab const& slab, Options const& options, Kernels<T> const& kernels, KvHead<T> const& head, std::int64_t sequence, std::int64_t h)
-      : slab_(slab), l_(slab.layout()), s_(slab.sequences()[static_cast<std::size_t>(sequence)]), options_(options), kernels_(kernels), head_(head),
-        sequence_(sequence), h_(h), width_(static_cast<int>(l_.head_dim_padded)) {}
+  QueryTile(Slab const& slab, Options const& options, Kernels<T> const& kernels, KvHead<T> const& head, std::int64_t sequence,
+            std::int64_t h)
+      : slab_(slab),
+        l_(slab.layout()),
+        s_(slab.sequences()[static_cast<std::size_t>(sequence)]),
+        options_(options),
+        kernels_(kernels),
+        head_(head),
+        sequence_(sequence),
+        h_(h),
+        width_(static_cast<int>(l_.head_dim_padded)) {}
 
   void run(std::int64_t j_q, bool varlen, MutableTensorView const& o, std::span<float> lse) {
     begin_ = j_q * kTile;
@@ -183,8 +201,8 @@ class QueryTile {
  private:
   void load_query(std::int64_t j_q, T* query) {
     std::int64_t const tile = slab_.tile_q(s_, h_, j_q);
-    decode_rows(formats::code_format(options_.qk), slab_.section<std::byte>(l_.q_codes), slab_.section<std::uint8_t>(l_.q_scale_factors), tile * kTile,
-                kTile, width_, query);
+    decode_rows(formats::code_format(options_.qk), slab_.section<std::byte>(l_.q_codes), slab_.section<std::uint8_t>(l_.q_scale_factors),
+                tile * kTile, kTile, width_, query);
     auto const* const descale = slab_.section<float>(l_.q_descale);
     std::int64_t const index = sequence_ * l_.num_heads + h_;
     multiplier_ = slab_.section<float>(l_.score_multiplier)[index];
@@ -245,7 +263,8 @@ class QueryTile {
       kernels_.rescale(rows_, width_, alpha, acc);
       kernels_.accumulate(rows_, width_, kTile, tile.scores, kTile, head_.v + j * kTile * width_, acc);
       if (head_.means != nullptr) {  // [EQ-RESTORE]
-        kernels_.accumulate(rows_, width_, l_.v_blocks_per_tile, tile.block_sums, kMaxBlocks, head_.means + j * l_.v_blocks_per_tile * width_, acc);
+        kernels_.accumulate(rows_, width_, l_.v_blocks_per_tile, tile.block_sums, kMaxBlocks,
+                            head_.means + j * l_.v_blocks_per_tile * width_, acc);
       }
     }
   }
@@ -255,7 +274,8 @@ class QueryTile {
     std::int64_t const head_kv = h_ / (l_.num_heads / l_.num_heads_kv);
     std::int64_t const tile = slab_.tile_kv(s_, head_kv, j);
     for (int b = 0; b < l_.k_blocks_per_tile; ++b) {
-      float const k_descale = l_.scales_per_block != 0 ? descale[tile * l_.k_blocks_per_tile + b] : descale[sequence_ * l_.num_heads_kv + head_kv];
+      float const k_descale =
+          l_.scales_per_block != 0 ? descale[tile * l_.k_blocks_per_tile + b] : descale[sequence_ * l_.num_heads_kv + head_kv];
       key_factor[b] = static_cast<T>(unit_ ? 1.0f : k_descale);
     }
   }
@@ -276,7 +296,9 @@ class QueryTile {
     std::int64_t const first_row = slab_.row_q(s_, h_) + begin_;
     float const* const correction = slab_.section<float>(l_.lse_correction) + first_row;
     std::int64_t const o_origin = (varlen ? s_.row_begin_q * o.stride[1] : sequence_ * o.stride[0]) + h_ * o.stride[2];
-    float* const lse_out = lse.empty() ? nullptr : lse.data() + (varlen ? h_ * l_.rows_q + s_.row_begin_q : (sequence_ * l_.num_heads + h_) * s_.seqlen_q) + begin_;
+    float* const lse_out =
+        lse.empty() ? nullptr
+                    : lse.data() + (varlen ? h_ * l_.rows_q + s_.row_begin_q : (sequence_ * l_.num_heads + h_) * s_.seqlen_q) + begin_;
     for (int r = 0; r < rows_; ++r) {
       bool const finite = !core::is_nan(correction[r]);
       bool const empty = state_.row_sum[r] == T{0};
@@ -284,12 +306,15 @@ class QueryTile {
       for (std::int64_t d = 0; d < l_.head_dim; ++d) {
         T value = acc[r * width_ + d] * inverse * static_cast<T>(v_descale[d]);
         if (global_mean != nullptr && !empty) value += static_cast<T>(global_mean[d]);
-        store(o, o_origin + (begin_ + r) * o.stride[1] + d * o.stride[3], finite ? static_cast<float>(value) : std::numeric_limits<float>::quiet_NaN());
+        store(o, o_origin + (begin_ + r) * o.stride[1] + d * o.stride[3],
+              finite ? static_cast<float>(value) : std::numeric_limits<float>::quiet_NaN());
       }
       if (lse_out == nullptr) continue;
       lse_out[r] = !finite ? correction[r]
-                   : empty ? -std::numeric_limits<float>::infinity()
-                           : static_cast<float>(core::log_sum_exp(options_.prob, options_.exp_form, state_.row_sum[r], state_.row_const[r])) + correction[r];
+                   : empty
+                       ? -std::numeric_limits<float>::infinity()
+                       : static_cast<float>(core::log_sum_exp(options_.prob, options_.exp_form, state_.row_sum[r], state_.row_const[r])) +
+                             correction[r];
     }
   }
 
@@ -312,8 +337,8 @@ class QueryTile {
 };
 
 template <typename T>
-void attention_of(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, std::span<float> lse, std::byte* workspace,
-                  device::cpu::Isa isa) {
+void attention_of(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, std::span<float> lse,
+                  std::byte* workspace, device::cpu::Isa isa) {
   auto const& l = slab.layout();
   Kernels<T> const kernels{device::cpu::gemm_kernels(isa), softmax_kernels(isa)};
   std::int64_t const group = l.num_heads / l.num_heads_kv;
@@ -338,8 +363,8 @@ std::size_t workspace_bytes(formats::PreparedLayout const& layout, std::span<Seq
   return static_cast<std::size_t>(KvSizes(layout, tiles).total()) * (options.exact_f64 ? sizeof(double) : sizeof(float));
 }
 
-void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, std::span<float> lse, std::byte* workspace,
-               device::cpu::Isa isa) {
+void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, std::span<float> lse,
+               std::byte* workspace, device::cpu::Isa isa) {
   if (options.exact_f64) {
     attention_of<double>(slab, options, varlen, o, lse, workspace, isa);
   } else {

@@ -25,15 +25,15 @@ struct RowStates {
 template <typename T>
 struct SoftmaxTile {
   // In.
-  int rows = 0;                             // valid query rows
-  T* scores = nullptr;                      // [kTile][kTile] products of codes; overwritten by the decoded probabilities
-  T const* row_factor = nullptr;            // [kTile] q_descale * m
-  T const* key_factor = nullptr;            // [key_blocks] k_descale of each block of the tile
+  int rows = 0;                   // valid query rows
+  T* scores = nullptr;            // [kTile][kTile] products of codes; overwritten by the decoded probabilities
+  T const* row_factor = nullptr;  // [kTile] q_descale * m
+  T const* key_factor = nullptr;  // [key_blocks] k_descale of each block of the tile
   int key_blocks = 1;
-  T const* score_offset = nullptr;          // [kTile] qbar . k in code units, nullptr without Q means
-  bool f16_scores = false;                  // round the scores to FP16 first
-  std::int32_t const* visible = nullptr;    // [kTile] keys of this tile that each row sees, 0..kTile
-  int value_blocks = 1;                     // V blocks of the tile
+  T const* score_offset = nullptr;        // [kTile] qbar . k in code units, nullptr without Q means
+  bool f16_scores = false;                // round the scores to FP16 first
+  std::int32_t const* visible = nullptr;  // [kTile] keys of this tile that each row sees, 0..kTile
+  int value_blocks = 1;                   // V blocks of the tile
   ProbFormat prob = ProbFormat::f32;
   ExpForm exp_form = ExpForm::exp;
   int top_code = 126;

@@ -103,7 +103,8 @@ void quantise_nvfp4(float* row, float range) {
 /// Scores of one row to decoded probabilities.
 void probabilities(SoftmaxTile<float> const& tile, int r, float* row) {
   switch (tile.exp_form) {
-    case ExpForm::exp: break;
+    case ExpForm::exp:
+      break;
     case ExpForm::paper:
       for_each_code(tile, r, row, [](float s, float f, float k) { return value_of_code(core::expcast_paper_code(s, f, k)); });
       return;
@@ -119,7 +120,8 @@ void probabilities(SoftmaxTile<float> const& tile, int r, float* row) {
   }
   exponentials(tile, r, row);
   switch (tile.prob) {
-    case ProbFormat::f32: return;
+    case ProbFormat::f32:
+      return;
     case ProbFormat::bf16:
       for (int c = 0; c < kTile; ++c) {
         std::uint32_t const u = core::f32_bits(row[c]);
@@ -129,8 +131,10 @@ void probabilities(SoftmaxTile<float> const& tile, int r, float* row) {
     case ProbFormat::e4m3:
       for (int c = 0; c < kTile; ++c) row[c] = round_e4m3(row[c]);
       return;
-    case ProbFormat::nvfp4: return;           // after masking, below
-    case ProbFormat::nvfp4_two_level: return;
+    case ProbFormat::nvfp4:
+      return;  // after masking, below
+    case ProbFormat::nvfp4_two_level:
+      return;
   }
 }
 

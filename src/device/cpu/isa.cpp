@@ -26,9 +26,12 @@ IsaList detect() {
 
 char const* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::baseline: return "baseline";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
+    case Isa::baseline:
+      return "baseline";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
   }
   return "unknown";
 }
