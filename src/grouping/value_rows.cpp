@@ -5,36 +5,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/half.hpp"
+#include "formats/tensor_rows.hpp"
 
 namespace vcattn::grouping {
 
-namespace {
-
-template <typename T, typename Decode>
-void decode_row(T const* row, std::int64_t stride, std::int64_t count, float* out, Decode decode) {
-  if (stride == 1) {
-    for (std::int64_t c = 0; c < count; ++c) out[c] = decode(row[c]);
-  } else {
-    for (std::int64_t c = 0; c < count; ++c) out[c] = decode(row[c * stride]);
-  }
-}
-
-}  // namespace
-
 void read_row(TensorView const& v, std::int64_t batch, std::int64_t row, std::int64_t head, float* out) {
-  std::int64_t const offset = batch * v.stride[0] + row * v.stride[1] + head * v.stride[2];
-  std::int64_t const stride = v.stride[3];
-  std::int64_t const count = v.head_dim();
-  auto const* const half = static_cast<std::uint16_t const*>(v.data) + offset;
-  switch (v.dtype) {
-    case DType::f32:
-      return decode_row(static_cast<float const*>(v.data) + offset, stride, count, out, [](float x) { return x; });
-    case DType::f16:
-      return decode_row(half, stride, count, out, [](std::uint16_t x) { return core::fp16_decode(x); });
-    case DType::bf16:
-      return decode_row(half, stride, count, out, [](std::uint16_t x) { return core::bf16_decode(x); });
-  }
+  formats::read_row(v, batch * v.stride[0] + row * v.stride[1] + head * v.stride[2], out);
 }
 
 std::vector<std::int32_t> checked_valid_rows(TensorView const& v, std::span<std::int32_t const> seqused_k) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <atomic>
 
-#include "core/half.hpp"
 #include "device/cpu/parallel.hpp"
+#include "formats/tensor_rows.hpp"
 
 namespace vcattn::preparation {
 
@@ -12,28 +12,8 @@ using formats::kTileRows;
 
 bool RowSource::load(std::int64_t row, float* out) const {
   std::int64_t const head_dim = tensor_->head_dim();
-  std::int64_t const base = origin_ + row * tensor_->stride[1];
-  std::int64_t const step = tensor_->stride[3];
-  auto const read = [&](auto const* data, auto const& decode) {
-    bool finite = true;
-    for (std::int64_t d = 0; d < head_dim; ++d) {
-      out[d] = decode(data[base + d * step]);
-      finite = finite && core::is_finite(out[d]);
-    }
-    return finite;
-  };
-  bool finite = false;
-  switch (tensor_->dtype) {
-    case DType::f32:
-      finite = read(static_cast<float const*>(tensor_->data), [](float x) { return x; });
-      break;
-    case DType::f16:
-      finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::fp16_decode(x); });
-      break;
-    case DType::bf16:
-      finite = read(static_cast<std::uint16_t const*>(tensor_->data), [](std::uint16_t x) { return core::bf16_decode(x); });
-      break;
-  }
+  formats::read_row(*tensor_, origin_ + row * tensor_->stride[1], out);
+  bool const finite = std::all_of(out, out + head_dim, [](float x) { return core::is_finite(x); });
   std::fill(out + (finite ? head_dim : 0), out + head_dim_padded_, 0.0f);
   if (finite && rope_ != nullptr) {
     std::int64_t const half = rope_->rotary_dim / 2;
