@@ -97,13 +97,13 @@ struct Options {
       126;  ///< E4M3 code given to the row maximum, 8..126; below 126 the rest is head-room for a stale maximum (not in `paper`, `exp`)
 
   GroupOrder order = GroupOrder::automatic;
-  std::int32_t clusters = 0;    ///< 0: chosen from the number of keys
+  std::int32_t clusters = 0;    ///< 0: chosen from the number of keys; at most 4096
   std::int32_t iterations = 4;  ///< Lloyd iterations of a cold start; a warm start runs `warm_iterations`
   std::int32_t warm_iterations = 1;
 
   bool check_finite = false;     ///< look for NaN and infinity in Q, K, V first and throw ErrorCode::nonfinite
   bool exact_f64 = false;        ///< `exact` only: compute in double
-  std::int32_t num_threads = 0;  ///< 0: all cores
+  std::int32_t num_threads = 0;  ///< 0, or more than there are: all cores
 };
 
 /// All recipes in their canonical order.

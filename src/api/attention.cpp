@@ -135,8 +135,8 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
   dispatch::check_output(o, {varlen ? 1 : l.batch, seqlen_q, l.num_heads, l.head_dim});
   auto const lse_size = static_cast<std::size_t>(l.num_heads * l.rows_q);
   if (!lse.empty() && lse.size() != lse_size) {
-    throw Error(ErrorCode::invalid_argument,
-                "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " + std::to_string(lse.size()));
+    throw Error(ErrorCode::invalid_argument, "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " +
+                                                 std::to_string(lse.size()) + "; pass that many or an empty span");
   }
   std::vector<std::byte> owned;
   std::size_t const bytes = attention_cpu::workspace_bytes(l, impl.view().sequences(), impl.options);

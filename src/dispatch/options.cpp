@@ -46,6 +46,9 @@ constexpr std::array kOrders = {Named<GroupOrder>{"auto", GroupOrder::automatic}
 constexpr std::array kSwitch = {Named<bool>{"on", true}, Named<bool>{"off", false}};
 constexpr std::array kVScales = {Named<bool>{"channel", true}, Named<bool>{"head", false}};
 
+constexpr std::int32_t kMaxClusters = 4096;  // the chain of clusters keeps a table of all pairs
+constexpr std::int32_t kMaxIterations = 1000;
+
 [[noreturn]] void fail(std::string const& text) { throw Error(ErrorCode::invalid_argument, text); }
 
 template <typename T, std::size_t N>
@@ -147,9 +150,9 @@ std::vector<Entry> const& entries() {
        [](Options const& o) { return name_of(kExpForms, o.exp_form); }},
       integer_entry("top", &Options::top_code, 8, 126),
       named_entry("order", kOrders, &Options::order),
-      integer_entry("clusters", &Options::clusters, 0, 1 << 16),
-      integer_entry("iterations", &Options::iterations, 0, 1000),
-      integer_entry("warm_iterations", &Options::warm_iterations, 0, 1000),
+      integer_entry("clusters", &Options::clusters, 0, kMaxClusters),
+      integer_entry("iterations", &Options::iterations, 1, kMaxIterations),
+      integer_entry("warm_iterations", &Options::warm_iterations, 1, kMaxIterations),
   };
   return table;
 }
@@ -294,9 +297,15 @@ void validate_options(Options const& o) {
          std::to_string(o.v_block));
   }
   if (o.top_code < 8 || o.top_code > 126) fail("top must be an E4M3 code in 8..126; got " + std::to_string(o.top_code));
-  if (o.clusters < 0 || o.iterations < 0 || o.warm_iterations < 0 || o.num_threads < 0) {
-    fail("clusters, iterations, warm_iterations and num_threads must be >= 0");
+  if (o.clusters < 0 || o.clusters > kMaxClusters) {
+    fail("clusters must be in 0.." + std::to_string(kMaxClusters) + ", 0 for automatic; got " + std::to_string(o.clusters));
   }
+  for (std::int32_t const iterations : {o.iterations, o.warm_iterations}) {
+    if (iterations < 1 || iterations > kMaxIterations) {
+      fail("iterations and warm_iterations must be in 1.." + std::to_string(kMaxIterations) + "; got " + std::to_string(iterations));
+    }
+  }
+  if (o.num_threads < 0) fail("num_threads must be >= 0, 0 for all cores; got " + std::to_string(o.num_threads));
   if (o.qk_scaling == QkScaling::unit && o.qk == QkFormat::int8) fail("qk_scaling=unit is for qk=e4m3; with qk=int8 use block or head");
   if (o.qk_rounding != QkRounding::nearest && (o.qk == QkFormat::f32 || o.qk == QkFormat::bf16)) {
     fail("rounding=shaped and shaped_k are for qk=e4m3, int8 or nvfp4; got qk=" + name_of(kQkFormats, o.qk));

@@ -158,8 +158,10 @@ void check_permutation(Problem const& p) {
 
 void check_output(MutableTensorView const& o, std::array<std::int64_t, 4> const& shape) {
   check_view(o, "o");
-  if (o.shape != shape) invalid("o must have the shape of q, " + shape_text(shape) + "; got " + shape_text(o.shape));
-  for (std::size_t i = 0; i < 4; ++i) {
+  if (o.shape != shape)
+    invalid("o must have the shape of q, " + shape_text(shape) + "; got " + shape_text(o.shape) + "; allocate it with that shape");
+  bool const has_elements = std::all_of(o.shape.begin(), o.shape.end(), [](std::int64_t size) { return size > 0; });
+  for (std::size_t i = 0; has_elements && i < 4; ++i) {
     if (o.shape[i] > 1 && o.stride[i] == 0) invalid("o must not overlap itself; its stride of dimension " + std::to_string(i) + " is 0");
   }
 }

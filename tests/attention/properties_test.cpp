@@ -143,6 +143,11 @@ TEST_P(PropertyOfRecipe, NoKeysGiveZeroAndMinusInfinity) {
   for (double const x : out.lse) EXPECT_EQ(x, -std::numeric_limits<double>::infinity());
 }
 
+TEST_P(PropertyOfRecipe, NoQueriesAreServedWhateverTheStrides) {
+  OwnedProblem const owned = OwnedProblem::normal({2, 0, 9, 2, 1, 64}, 38);  // batch stride 0, since there is nothing to stride over
+  EXPECT_TRUE(run(owned.problem(), options_).o.empty());
+}
+
 TEST_P(PropertyOfRecipe, EqualScoresAverageTheValues) {
   OwnedProblem owned = OwnedProblem::normal({1, 3, 1000, 1, 1, 64}, 39);
   std::fill(owned.q.begin(), owned.q.end(), 0.0f);

@@ -5,15 +5,18 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace vcattn::device::cpu {
 
-/// Calls body(i) for i in [0, count) on at most num_threads threads (0: all cores). Exceptions reach the caller.
+/// Calls body(i) for i in [0, count) on at most num_threads threads (0, or more than there are cores: all cores). Exceptions reach the
+/// caller.
 template <typename Body>
 void parallel_for(std::int32_t num_threads, std::int64_t count, Body const& body) {
   if (count <= 0) return;
-  tbb::task_arena arena(num_threads > 0 ? num_threads : tbb::task_arena::automatic);
+  int const cores = tbb::this_task_arena::max_concurrency();
+  tbb::task_arena arena(num_threads > 0 ? std::min(num_threads, cores) : cores);  // oneTBB warns about more on stderr
   arena.execute([&] { tbb::parallel_for(std::int64_t{0}, count, body); });
 }
 
