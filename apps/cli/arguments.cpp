@@ -22,6 +22,10 @@ void add_input_options(CLI::App& command, InputArguments& arguments) {
   command.add_flag("--causal", arguments.causal, "causal mask, aligned to the last key");
 }
 
+std::vector<NamedPath> InputArguments::named_paths() const {
+  return {{"the input", file}, {"--q", q_file}, {"--k", k_file}, {"--v", v_file}, {"--perm", permutation_file}};
+}
+
 void add_run_options(CLI::App& command, RunArguments& arguments) {
   command.add_option("--set", arguments.overrides, "choices that replace the recipe's own, e.g. expcast=paper,block=64")
       ->type_name("KEY=VALUE,...");
@@ -96,6 +100,7 @@ void JsonSink::write(ordered_json const& record) {
   std::string const text = record.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
   if (to_stdout_) {
     fmt::print("{}", text);
+    if (std::fflush(stdout) != 0) throw Error(ErrorCode::io, std::string(kStdoutError));
     return;
   }
   file_->write(text);

@@ -16,6 +16,8 @@
 
 namespace vcattn::cli {
 
+inline constexpr std::string_view kStdoutError = "cannot write to standard output: free space, or close no pipe early";
+
 enum class Layout { nhd, hnd };
 
 /// Where Q, K and V come from.
@@ -26,6 +28,8 @@ struct InputArguments {
   std::string seqused_k;
   std::string permutation_file;
   bool causal = false;
+  /// For require_distinct_paths().
+  std::vector<NamedPath> named_paths() const;
 };
 
 /// How to compute.
@@ -41,6 +45,8 @@ struct JsonArgument {
   std::string target;
   bool wanted() const { return !target.empty(); }
   bool to_stdout() const { return target == "-"; }
+  /// For require_distinct_paths().
+  NamedPath named_path() const { return {"--json", to_stdout() ? std::string() : target}; }
 };
 
 void add_input_options(CLI::App& command, InputArguments& arguments);

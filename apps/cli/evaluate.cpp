@@ -81,4 +81,10 @@ std::string percent(double fraction) {
   return std::abs(value) < 0.001 && value != 0 ? fmt::format("{:.1e} %", value) : fmt::format("{:.3f} %", value);
 }
 
+std::string fixed_percent(double fraction, int decimals) {
+  double const scale = std::pow(10.0, decimals);
+  double const rounded = std::round(100.0 * fraction * scale) / scale;
+  return fmt::format("{:.{}f} %", rounded == 0 ? 0.0 : rounded, decimals);
+}
+
 }  // namespace vcattn::cli

@@ -58,4 +58,7 @@ void add_error_figures(nlohmann::ordered_json& record, RecipeResult const& resul
 /// Percent with two or three significant digits, "-" for NaN.
 std::string percent(double fraction);
 
+/// Percent with a fixed number of decimals, never "-0.0".
+std::string fixed_percent(double fraction, int decimals);
+
 }  // namespace vcattn::cli

@@ -17,6 +17,19 @@
 namespace vcattn::cli {
 namespace {
 
+/// A shape with a zero may claim any other extent: those whose strides would overflow are refused.
+void require_addressable(std::string_view file, std::vector<std::int64_t> const& shape) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  std::int64_t elements = 1;
+  for (std::int64_t const extent : shape) {
+    if (extent > kMost / elements) {
+      throw Error(ErrorCode::io, fmt::format("'{}': extents of at most 2^48 elements in all required, got [{}]; write it again", file,
+                                             fmt::join(shape, ", ")));
+    }
+    elements *= std::max<std::int64_t>(extent, 1);
+  }
+}
+
 HostTensor read_float_tensor(SafetensorsReader& reader, std::string_view name) {
   TensorEntry const& entry = reader.entry(name);
   HostTensor tensor;
@@ -26,13 +39,14 @@ HostTensor read_float_tensor(SafetensorsReader& reader, std::string_view name) {
   } else if (entry.dtype == "F16") {
     tensor.dtype = DType::f16;
   } else if (entry.dtype != "F32") {
-    throw Error(ErrorCode::io,
-                fmt::format("'{}': tensor '{}' must be BF16, F16 or F32, got {}; convert it", reader.name(), name, entry.dtype));
+    throw Error(ErrorCode::io, fmt::format("'{}': tensor '{}' must be BF16, F16 or F32, got {}; convert it", reader.name(), shortened(name),
+                                           shortened(entry.dtype)));
   }
   if (entry.shape.size() != 4) {
     throw Error(ErrorCode::io, fmt::format("'{}': tensor '{}' must have 4 dimensions [B, S, H, D], got [{}]; reshape it", reader.name(),
-                                           name, fmt::join(entry.shape, ", ")));
+                                           shortened(name), shortened(fmt::format("{}", fmt::join(entry.shape, ", ")))));
   }
+  require_addressable(reader.name(), entry.shape);
   tensor.data = reader.read(entry);
   return tensor;
 }
@@ -94,8 +108,9 @@ HostTensor load_npy_tensor(std::filesystem::path const& path, Layout layout) {
   NpyArray array = read_npy(path);
   if (array.shape.size() < 2 || array.shape.size() > 4) {
     throw Error(ErrorCode::io, fmt::format("'{}': 2 to 4 dimensions required ([S, D], [S, H, D] or [B, S, H, D]), got ({}); reshape it",
-                                           path.string(), fmt::join(array.shape, ", ")));
+                                           shortened(path.string()), shortened(fmt::format("{}", fmt::join(array.shape, ", ")))));
   }
+  require_addressable(shortened(path.string()), array.shape);
   if (array.shape.size() == 2) array.shape.insert(array.shape.begin() + (layout == Layout::nhd ? 1 : 0), 1);
   if (array.shape.size() == 3) array.shape.insert(array.shape.begin(), 1);
   return {array.dtype, std::move(array.shape), std::move(array.data)};
@@ -106,9 +121,10 @@ std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, Te
   TensorEntry const& entry = reader.entry("perm");
   std::vector<std::int64_t> const required{v.batch(), v.num_heads(), v.seqlen()};
   if (entry.dtype != "I32" || entry.shape != required) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("'{}': perm must be I32 [{}] ([B, Hkv, Sk]) for this input, got {} [{}]; make it with 'vcattn group'",
-                            reader.name(), fmt::join(required, ", "), entry.dtype, fmt::join(entry.shape, ", ")));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("'{}': perm must be I32 [{}] ([B, Hkv, Sk]) for this input, got {} [{}]; make it with 'vcattn group'", reader.name(),
+                    fmt::join(required, ", "), shortened(entry.dtype), shortened(fmt::format("{}", fmt::join(entry.shape, ", ")))));
   }
   auto const bytes = reader.read(entry);
   std::vector<std::int32_t> permutation(bytes.size() / sizeof(std::int32_t));
@@ -137,9 +153,11 @@ std::vector<std::int32_t> parse_seqused(std::string_view text, TensorView const&
   return {values.begin(), values.end()};
 }
 
-void require_finite(std::string_view name, TensorView const& tensor) {
+void require_finite(std::string_view name, TensorView const& tensor, std::span<std::int32_t const> seqused) {
+  if (tensor.num_heads() == 0 || tensor.head_dim() == 0) return;
   for (std::int64_t b = 0; b < tensor.batch(); ++b) {
-    for (std::int64_t s = 0; s < tensor.seqlen(); ++s) {
+    std::int64_t const rows = seqused.empty() ? tensor.seqlen() : seqused[static_cast<std::size_t>(b)];
+    for (std::int64_t s = 0; s < rows; ++s) {
       for (std::int64_t h = 0; h < tensor.num_heads(); ++h) {
         for (std::int64_t d = 0; d < tensor.head_dim(); ++d) {
           std::int64_t const index = b * tensor.stride[0] + s * tensor.stride[1] + h * tensor.stride[2] + d * tensor.stride[3];

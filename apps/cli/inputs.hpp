@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,8 +56,9 @@ std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, Te
 /// Valid keys of each batch entry; empty text: none given. Errors: invalid_argument.
 std::vector<std::int32_t> parse_seqused(std::string_view text, TensorView const& v);
 
-/// Throws ErrorCode::nonfinite naming the first NaN or infinity, in the order [batch, seqlen, head, channel].
-void require_finite(std::string_view name, TensorView const& tensor);
+/// Throws ErrorCode::nonfinite naming the first NaN or infinity of the valid rows, in the order [batch, seqlen, head, channel].
+/// seqused: valid rows of each batch entry; empty: all.
+void require_finite(std::string_view name, TensorView const& tensor, std::span<std::int32_t const> seqused = {});
 
 /// Throws what supports() answers for a problem that cannot be served.
 void require_support(Problem const& problem, Options const& options, Device device);

@@ -40,6 +40,13 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
   return values;
 }
 
+std::string shortened(std::string_view text, std::size_t limit) {
+  if (text.size() <= limit) return std::string(text);
+  std::size_t end = limit;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0u) == 0x80u) --end;  // continuation bytes stay with their first byte
+  return std::string(text.substr(0, end)) + "...";
+}
+
 std::string one_line(std::string_view text) {
   std::string line;
   for (char const c : text) {

@@ -2,6 +2,7 @@
 
 // Text of the command line as numbers and lists, with errors that name the option.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -18,6 +19,9 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
 
 /// Comma-separated non-empty words.
 std::vector<std::string> parse_words(std::string_view option, std::string_view text);
+
+/// `text` for use in a message: cut behind about `limit` bytes, between two UTF-8 characters.
+std::string shortened(std::string_view text, std::size_t limit = 200);
 
 /// `text` on one line: control characters become spaces, runs of them one.
 std::string one_line(std::string_view text);

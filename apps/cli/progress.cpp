@@ -30,7 +30,7 @@ Progress::~Progress() {
   }
   wake_.notify_one();
   painter_.join();
-  fmt::print(stderr, "{}", kEraseLine);
+  std::fputs(kEraseLine, stderr);
 }
 
 void Progress::update(std::int64_t done, std::string const& stage) {
@@ -42,8 +42,10 @@ void Progress::update(std::int64_t done, std::string const& stage) {
 void Progress::draw() const {
   std::int64_t const filled = kBarColumns * done_ / total_;
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  fmt::print(stderr, "{}[{:#<{}}{:.<{}}] {}/{} {:.0f} s {}", kEraseLine, "", filled, "", kBarColumns - filled, done_, total_, seconds,
-             stage_);
+  // Not fmt::print, which throws when the terminal is gone.
+  std::string const line =
+      fmt::format("{}[{:#<{}}{:.<{}}] {}/{} {:.0f} s {}", kEraseLine, "", filled, "", kBarColumns - filled, done_, total_, seconds, stage_);
+  std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }
 

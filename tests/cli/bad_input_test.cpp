@@ -106,10 +106,51 @@ TEST_F(BadInput, NonFiniteValues) {
   for (std::size_t const which : {0, 1, 2}) {
     for (float const value : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       std::string const input = changed([which, value](auto& tensors) { tensors[which].values[100] = value; });
-      expect_input_refused(input, "finite");
+      expect_input_refused(input, "--no-check-finite");
       if (which == 2) expect_refusal({"group", input, "-o", file("out")}, "finite");
     }
   }
+}
+
+TEST_F(BadInput, AbsurdShapesWithoutElements) {
+  for (char const* shape : {"1,4611686018427387904,0,64", "1,0,4611686018427387904,64", "4611686018427387904,0,1,64", "1,5000000000,0,64",
+                            "1,64,1,0", "1,0,1099511627776,64", "0,4611686018427387904,4611686018427387904,64"}) {
+    std::string header = "{";
+    for (char const* name : {"q", "k", "v"}) {
+      header +=
+          (header.size() > 1 ? ",\"" : "\"") + std::string(name) + R"(":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,0]})";
+    }
+    header += "}";
+    std::string bytes(8, '\0');
+    bytes[0] = static_cast<char>(header.size() & 0xFF);
+    bytes[1] = static_cast<char>(header.size() >> 8);
+    write_file(file("absurd"), bytes + header);
+    expect_refusal({"group", file("absurd"), "-o", file("out")}, "");
+  }
+}
+
+TEST_F(BadInput, OneFileForTwoRoles) {
+  std::string const x = file("x");
+  for (std::string const& other : {x, file("./x"), good_}) {
+    std::string const& first = other == good_ ? good_ : x;
+    expect_refusal({"attend", good_, "-o", first, "--json", other}, "name the same file");
+    expect_refusal({"group", good_, "-o", first, "--json", other}, "name the same file");
+    expect_refusal({"compare", good_, "--html", first, "--json", other}, "name the same file");
+    expect_refusal({"synth", "-o", first, "--json", other, "--grid", "1,2,2"}, "name the same file");
+  }
+  expect_refusal({"attend", good_, "-o", good_}, "name the same file");
+  expect_refusal({"attend", good_, "--perm", x, "-o", x}, "--perm and --output");
+}
+
+TEST_F(BadInput, EmptyOptionValues) {
+  for (char const* option : {"--perm", "--seqused-k", "--set", "--recipe", "--out-dtype", "--json"}) {
+    expect_refusal({"attend", good_, "-o", file("out"), option, ""}, std::string(option) + ": a value required");
+    expect_refusal({"attend", good_, "-o", file("out"), std::string(option) + "="}, std::string(option) + ": a value required");
+  }
+  expect_refusal({"compare", good_, "--html", ""}, "--html");
+  expect_refusal({"compare", good_, "--recipes", ""}, "--recipes");
+  expect_refusal({"bench", "--shape", ""}, "--shape");
+  expect_refusal({""}, "a value required");
 }
 
 TEST_F(BadInput, UnwritableOutputs) {
@@ -127,6 +168,38 @@ TEST_F(BadInput, FullDevice) {
   Outcome const outcome = run_program({"attend", good_, "-o", file("out"), "--json", "/dev/full"});
   EXPECT_GT(outcome.exit_code, 0);
   EXPECT_EQ(folder_.names(), std::vector<std::string>{"good"});
+}
+
+TEST_F(BadInput, NothingIsPrintedBeforeABadRecordTarget) {
+  expect_refusal({"bench", "--list", "--json", file("no/such/folder/j")}, "cannot write");
+  expect_refusal({"info", "--json", file("no/such/folder/j")}, "cannot write");
+}
+
+TEST_F(BadInput, SizeLimitIsAnError) {
+  EXPECT_EQ(run_in_shell("ulimit -f 8; \"$@\" 2>/dev/null", {"synth", "-o", file("out"), "--grid", "4,16,16"}), 1);
+  EXPECT_EQ(folder_.names(), std::vector<std::string>{"good"});
+}
+
+TEST_F(BadInput, SignalsLeaveNothingBehind) {
+  for (std::string const signal : {"HUP", "TERM"}) {
+    std::string const script = "\"$@\" 2>/dev/null & while [ -z \"$(ls -A '" + file(".") +
+                               "' | grep tmp)\" ]; do sleep 0.05; done; kill -" + signal + " $!; wait $!";
+    EXPECT_GT(run_in_shell(script, {"bench", "--case", "hunyuan15-720p", "--threads", "1", "--json", file("record")}), 128) << signal;
+    EXPECT_EQ(folder_.names(), std::vector<std::string>{"good"});
+  }
+}
+
+TEST_F(BadInput, ClosedPipeIsAnError) {
+  EXPECT_EQ(run_in_shell("{ sleep 0.2; \"$@\" 2>/dev/null; echo $? > '" + file("code") + "'; } | true", {"info"}), 0);
+  EXPECT_EQ(read_file(file("code")), "1\n");
+}
+
+TEST_F(BadInput, ClosedStandardStreams) {
+  EXPECT_EQ(run_in_shell("\"$@\" <&- >&- 2>&-", {"attend", good_, "-o", file("closed")}), 0);
+  EXPECT_EQ(run_program({"attend", good_, "-o", file("open")}).exit_code, 0);
+  EXPECT_EQ(read_file(file("closed")), read_file(file("open")));
+  EXPECT_EQ(run_in_shell("\"$@\" <&- >&- 2>&-", {"attend", file("absent"), "-o", file("out")}), 1);
+  EXPECT_EQ(run_in_shell("\"$@\" 2>/dev/full", {"attend", file("absent"), "-o", file("out")}), 1);
 }
 
 TEST_F(BadInput, OptionValues) {

@@ -206,6 +206,15 @@ TEST_F(Commands, GroupWritesAPermutationThatAttendAccepts) {
   EXPECT_EQ(record["value_energy_removed_per_head"]["grouped"].size(), 2u);
 }
 
+TEST_F(Commands, GroupIgnoresNonFinitePadding) {
+  std::vector<FloatTensor> padded = problem_;
+  std::fill(padded[2].values.begin() + 50 * 128, padded[2].values.end(), NAN);
+  write_tensors(file("padded"), padded);
+  run_successfully({"group", file("padded"), "-o", file("a"), "--seqused-k", "50"});
+  run_successfully({"group", input_, "-o", file("b"), "--seqused-k", "50"});
+  EXPECT_EQ(read_file(file("a")), read_file(file("b")));
+}
+
 TEST_F(Commands, GroupRefusesNothingThatIsFourDimensional) {
   write_tensors(file("layers"), {random_tensor("v_step02", {1, 300, 1, 32}, 4)});
   run_successfully({"group", file("layers"), "--tensor", "v_step02", "-o", file("perm")});

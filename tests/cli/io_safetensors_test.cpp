@@ -31,6 +31,10 @@ std::string open_error(std::string const& bytes) {
   return "";
 }
 
+std::string tensor(char const* name, char const* dtype, char const* shape, char const* offsets) {
+  return fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{}]}})", name, dtype, shape, offsets);
+}
+
 TEST(Safetensors, RoundTrip) {
   TemporaryFolder const folder;
   std::string const path = folder.file("x.safetensors");
@@ -70,6 +74,78 @@ TEST(Safetensors, ReadsAnUnalignedHeader) {
   std::string const header = R"({"q":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} )";
   EXPECT_EQ(open_error(with_length(header, "abcd")), "");
   EXPECT_EQ(open_error(with_length(header + " ", "abcd")), "");
+}
+
+TEST(Safetensors, ListsTensorsOfUnknownDtypes) {
+  for (char const* dtype : {"F8_E8M0", "F4", "F6_E2M3", "C64", "of the future"}) {
+    std::string const header = "{" + tensor("scale", dtype, "2", "0,1") + "," + tensor("q", "F32", "1", "1,5") + "}";
+    TemporaryFolder const folder;
+    test::write_file(folder.file("x"), with_length(header, "sabcd"));
+    SafetensorsReader reader(folder.file("x"));
+    EXPECT_EQ(reader.entry("scale").dtype, dtype);
+    EXPECT_EQ(reader.read(reader.entry("q")).size(), 4u);
+  }
+}
+
+TEST(Safetensors, LongNamesAreShortenedInErrors) {
+  std::string const name(100000, 'n');
+  std::string const entry = tensor(name.c_str(), "F32", "1", "0,4");
+  for (std::string const& header : {"{" + entry + "}", "{" + entry + "," + entry + "}", R"({"__metadata__":{")" + name + R"(":1}})"}) {
+    std::string const error = open_error(with_length(header, ""));
+    EXPECT_NE(error, "");
+    EXPECT_LT(error.size(), 1000u);
+  }
+}
+
+TEST(AtomicFile, TakesTheLongestLegalName) {
+  TemporaryFolder const folder;
+  std::string const name(255, 'n');
+  AtomicFile file(folder.file(name));
+  file.write("text");
+  file.commit();
+  EXPECT_EQ(folder.names(), std::vector<std::string>{name});
+  EXPECT_THROW(AtomicFile(folder.file(name + "n")), Error);
+}
+
+TEST(AtomicFile, SkipsTemporaryNamesThatExist) {
+  TemporaryFolder const folder;
+  std::string first;
+  {
+    AtomicFile const file(folder.file("x"));
+    first = folder.names().at(0);
+  }
+  std::size_t const dash = first.rfind('-');
+  std::uint64_t const number = std::stoull(first.substr(dash + 1));
+  for (std::uint64_t next = number + 1; next < number + 6; ++next) {
+    test::write_file(folder.file(fmt::format("{}{}.tmp", first.substr(0, dash + 1), next)), "stale");
+  }
+  AtomicFile file(folder.file("x"));
+  file.write("text");
+  file.commit();
+  EXPECT_EQ(test::read_file(folder.file("x")), "text");
+}
+
+TEST(AtomicFile, DistinctPaths) {
+  TemporaryFolder const folder;
+  std::string const x = folder.file("x");
+  auto const refused = [](std::vector<NamedPath> const& outputs, std::vector<NamedPath> const& inputs) {
+    try {
+      require_distinct_paths(outputs, inputs);
+    } catch (Error const& error) {
+      return error.code() == ErrorCode::invalid_argument;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused({{"a", x}, {"b", x}}, {}));
+  EXPECT_TRUE(refused({{"a", x}}, {{"b", x}}));
+  EXPECT_TRUE(refused({{"a", x}, {"b", folder.file("./y/../x")}}, {}));
+  EXPECT_TRUE(refused({{"a", "name"}, {"b", "./name"}}, {}));
+  EXPECT_FALSE(refused({{"a", x}, {"b", folder.file("y")}}, {{"c", folder.file("z")}, {"d", folder.file("z")}}));
+  EXPECT_FALSE(refused({{"a", ""}, {"b", ""}}, {{"c", ""}}));
+  EXPECT_FALSE(refused({{"a", "/dev/null"}, {"b", "/dev/null"}}, {}));
+  test::write_file(x, "");
+  std::filesystem::create_symlink(x, folder.file("link"));
+  EXPECT_TRUE(refused({{"a", folder.file("link")}}, {{"b", x}}));
 }
 
 TEST(Safetensors, UncommittedFileIsRemoved) {
@@ -128,10 +204,6 @@ TEST_P(MalformedSafetensors, IsRefused) {
   EXPECT_NE(error.find(GetParam().message), std::string::npos) << error;
 }
 
-std::string tensor(char const* name, char const* dtype, char const* shape, char const* offsets) {
-  return fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{}]}})", name, dtype, shape, offsets);
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Headers, MalformedSafetensors,
     testing::Values(
@@ -140,7 +212,9 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{"no_dtype", R"({"q":{"shape":[1],"data_offsets":[0,4]}})", "abcd", "needs a dtype"},
         Malformed{"not_an_object", R"({"q":3})", "", "needs a dtype"},
         Malformed{"one_offset", "{" + tensor("q", "F32", "1", "0") + "}", "abcd", "two data_offsets"},
-        Malformed{"unknown_dtype", "{" + tensor("q", "F7", "1", "0,4") + "}", "abcd", "unknown dtype"},
+        Malformed{"unknown_dtype_empty", "{" + tensor("q", "F7", "0", "0,4") + "}", "abcd", "does not fit"},
+        Malformed{"unknown_dtype_beyond_the_end", "{" + tensor("q", "F7", "1", "0,8") + "}", "abcd", "truncated"},
+        Malformed{"number_out_of_range", "{" + tensor("q", "F32", "1e400", "0,4") + "}", "abcd", "out of range"},
         Malformed{"negative_extent", "{" + tensor("q", "F32", "-1", "0,4") + "}", "abcd", "integers >= 0"},
         Malformed{"fractional_extent", "{" + tensor("q", "F32", "1.5", "0,4") + "}", "abcd", "integers >= 0"},
         Malformed{"huge_extent", "{" + tensor("q", "F32", "18446744073709551615", "0,4") + "}", "abcd", "integers >= 0"},

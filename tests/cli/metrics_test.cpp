@@ -62,5 +62,12 @@ TEST(QuerySamples, AreEvenlySpacedAndInside) {
   }
 }
 
+TEST(Metrics, FixedPercentHasNoNegativeZero) {
+  EXPECT_EQ(fixed_percent(-4e-15, 1), "0.0 %");
+  EXPECT_EQ(fixed_percent(-4e-15, 3), "0.000 %");
+  EXPECT_EQ(fixed_percent(0.12345, 1), "12.3 %");
+  EXPECT_EQ(fixed_percent(-0.01, 1), "-1.0 %");
+}
+
 }  // namespace
 }  // namespace vcattn::cli

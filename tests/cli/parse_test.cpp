@@ -49,5 +49,12 @@ RC_GTEST_PROP(Parse, OneLineHasNoControlCharacters, (std::string const& text)) {
   for (char const c : one_line(text)) RC_ASSERT(static_cast<unsigned char>(c) >= 0x20 && c != 0x7F);
 }
 
+TEST(Parse, ShortenedCutsBetweenCharacters) {
+  EXPECT_EQ(shortened("short"), "short");
+  EXPECT_EQ(shortened(std::string(200, 'a')), std::string(200, 'a'));
+  EXPECT_EQ(shortened(std::string(201, 'a')), std::string(200, 'a') + "...");
+  EXPECT_EQ(shortened("a\xC3\xA4", 2), "a...");
+}
+
 }  // namespace
 }  // namespace vcattn::cli

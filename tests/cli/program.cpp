@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -80,6 +81,24 @@ Outcome run(std::vector<std::string> const& arguments, Channel const& out, Chann
 }  // namespace
 
 Outcome run_program(std::vector<std::string> const& arguments) { return run(arguments, make_pipe(), make_pipe()); }
+
+int run_in_shell(std::string const& script, std::vector<std::string> const& arguments) {
+  std::vector<std::string> words{"sh", "-c", script, "sh", VCATTN_CLI_PATH};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  pid_t const child = ::fork();
+  if (child < 0) throw std::runtime_error("fork failed");
+  if (child == 0) {
+    for (int const number : {SIGHUP, SIGTERM, SIGPIPE}) std::signal(number, SIG_DFL);  // a caller such as nohup may have them ignored
+    ::execv("/bin/sh", argv.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  if (::waitpid(child, &status, 0) != child) throw std::runtime_error("waitpid failed");
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
 
 Outcome run_program_on_terminal(std::vector<std::string> const& arguments) { return run(arguments, make_pipe(), make_terminal()); }
 

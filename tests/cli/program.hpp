@@ -17,4 +17,7 @@ Outcome run_program(std::vector<std::string> const& arguments);
 /// The same with stderr as a terminal, whose text is `err`.
 Outcome run_program_on_terminal(std::vector<std::string> const& arguments);
 
+/// `script` for sh, where "$@" is the program and its arguments; the exit code of the script.
+int run_in_shell(std::string const& script, std::vector<std::string> const& arguments);
+
 }  // namespace vcattn::test

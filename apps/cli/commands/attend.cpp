@@ -40,6 +40,8 @@ std::vector<TensorSpec> output_specs(TensorView const& q, Layout layout, DType d
 }
 
 void run_attend(AttendArguments const& arguments) {
+  require_distinct_paths(std::vector<NamedPath>{{"--output", arguments.output}, arguments.json.named_path()},
+                         arguments.input.named_paths());
   Recipe const recipe = arguments.recipe.empty() ? Options{}.recipe : parse_recipe(arguments.recipe);
   Options const options = resolve_options(recipe, arguments.run);
   LoadedProblem const loaded(arguments.input);

@@ -178,6 +178,7 @@ void print_measurement(Measurement const& measurement, Shape const& shape) {
 }
 
 void list_cases(JsonArgument const& argument) {
+  JsonSink json(argument);
   ordered_json record = ordered_json::array();
   for (Case const& entry : kCases) {
     Shape const& shape = entry.shape;
@@ -189,7 +190,7 @@ void list_cases(JsonArgument const& argument) {
                  entry.description);
     }
   }
-  JsonSink(argument).write(record);
+  json.write(record);
 }
 
 void measure(Measurement& measurement, Problem const& problem, BenchArguments const& arguments, QuerySample const& sample,

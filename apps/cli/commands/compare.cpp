@@ -64,8 +64,7 @@ void print_table(std::vector<RecipeResult> const& results) {
     ErrorSums const total = pooled(result.heads);
     fmt::print("{:<10} {:>11} {:>9.2f} {:>11.8f} {:>10.3g} {:>10} {:>9.3f}\n", result.name(), percent(total.rel_l2()), total.snr_db(),
                total.cosine(), total.max_abs(),
-               std::isfinite(result.value_energy_removed) ? fmt::format("{:.1f} %", 100 * result.value_energy_removed) : "-",
-               result.seconds);
+               std::isfinite(result.value_energy_removed) ? fixed_percent(result.value_energy_removed, 1) : "-", result.seconds);
   }
 }
 
@@ -87,6 +86,7 @@ void require_any_success(std::vector<RecipeResult> const& results) {
 }
 
 void run_compare(CompareArguments const& arguments) {
+  require_distinct_paths(std::vector<NamedPath>{arguments.json.named_path(), {"--html", arguments.html}}, arguments.input.named_paths());
   std::vector<RecipeResult> results = planned_results(arguments);
   Device const device = parse_device(arguments.run.device);
   std::int64_t const queries = parse_integer("--queries", arguments.queries, 0, std::int64_t{1} << 40);

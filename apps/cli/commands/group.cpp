@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -9,6 +11,7 @@
 #include "evaluate.hpp"
 #include "inputs.hpp"
 #include "io/safetensors.hpp"
+#include "parse.hpp"
 #include "progress.hpp"
 #include "vcattn/grouping.hpp"
 #include "vcattn/version.hpp"
@@ -46,14 +49,29 @@ std::string option_text(Options const& options, std::string_view key) {
   return "";
 }
 
+/// What group_values() refuses, and head counts that only a file without elements can have.
+void require_groupable(TensorView const& v) {
+  constexpr std::int64_t kMostHeads = std::int64_t{1} << 24;
+  bool const heads_ok = v.num_heads() >= 1 && v.num_heads() <= kMostHeads && v.batch() <= kMostHeads / v.num_heads();
+  if (heads_ok && v.head_dim() >= 1 && v.seqlen() <= std::numeric_limits<std::int32_t>::max()) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("values of fewer than 2^31 rows, 1 or more channels and 1 to {} heads in all batch entries required, got batch {}, "
+                  "seqlen {}, heads {}, head_dim {}; check the shape and --layout",
+                  kMostHeads, v.batch(), v.seqlen(), v.num_heads(), v.head_dim()));
+}
+
 void run_group(GroupArguments const& arguments) {
+  require_distinct_paths(std::vector<NamedPath>{{"--output", arguments.output}, arguments.json.named_path()},
+                         std::vector<NamedPath>{{"the input", arguments.file}, {"--v", arguments.v_file}});
   Options const options = grouping_options(arguments.run);
   validate_options(options);
   Layout const layout = parse_layout(arguments.layout);
   HostTensor const tensor = load_values(arguments, layout);
   TensorView const v = tensor.view(layout);
+  require_groupable(v);
   auto const seqused_k = parse_seqused(arguments.seqused_k, v);
-  if (!arguments.run.no_check_finite) require_finite(arguments.file.empty() ? "v" : arguments.tensor, v);
+  if (!arguments.run.no_check_finite) require_finite(arguments.file.empty() ? "v" : shortened(arguments.tensor), v, seqused_k);
 
   std::vector<TensorSpec> const specs{{"perm", "I32", {v.batch(), v.num_heads(), v.seqlen()}}};
   std::map<std::string, std::string> const metadata{{"order", option_text(options, "order")}, {"vcattn", VCATTN_VERSION_STRING}};
@@ -87,7 +105,7 @@ void run_group(GroupArguments const& arguments) {
   writer.commit();
   if (!arguments.json.to_stdout()) {
     fmt::print("{}: {} clusters, {:.3f} s -> {}\nvalue energy removed by means of {} rows: {} in sequence order, {} grouped\n", input,
-               state.clusters, seconds, arguments.output, options.v_block, percent(mean(before)), percent(mean(after)));
+               state.clusters, seconds, arguments.output, options.v_block, fixed_percent(mean(before), 3), fixed_percent(mean(after), 3));
   }
 }
 

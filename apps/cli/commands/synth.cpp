@@ -65,6 +65,7 @@ void write_tensor(SafetensorsWriter& writer, VideoScene const& scene, SceneConfi
 }
 
 void run_synth(SynthArguments const& arguments) {
+  require_distinct_paths(std::vector<NamedPath>{{"--output", arguments.output}, arguments.json.named_path()});
   SceneConfig const config = scene_config(arguments);
   std::vector<std::int64_t> const shape{1, config.frames * config.rows * config.columns, config.num_heads, config.head_dim};
   std::vector<TensorSpec> const specs{{"q", "BF16", shape}, {"k", "BF16", shape}, {"v", "BF16", shape}};

@@ -9,11 +9,16 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <utility>
+#include <vector>
 
+#include "parse.hpp"
 #include "vcattn/types.hpp"
 
 namespace vcattn::cli {
@@ -47,7 +52,7 @@ extern "C" void on_termination(int signal_number) {
 }
 
 [[noreturn]] void fail(std::filesystem::path const& target, int error, std::string_view advice) {
-  throw Error(ErrorCode::io, fmt::format("cannot write '{}': {}; {}", target.string(), std::strerror(error), advice));
+  throw Error(ErrorCode::io, fmt::format("cannot write '{}': {}; {}", shortened(target.string()), std::strerror(error), advice));
 }
 
 constexpr std::string_view kAdvice = "give a path in an existing, writable folder";
@@ -56,6 +61,28 @@ bool is_special_file(std::filesystem::path const& path) {
   std::error_code ignored;
   auto const status = std::filesystem::status(path, ignored);
   return std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) && !std::filesystem::is_directory(status);
+}
+
+/// A new file in `folder`, under a name of its own: a name derived from the target could be too long.
+std::pair<int, std::filesystem::path> create_temporary(std::filesystem::path const& folder) {
+  constexpr int kMostAttempts = 10000;  // names left behind by earlier processes of the same id are skipped
+  static std::atomic<std::uint64_t> counter{0};
+  for (int attempt = 0;; ++attempt) {
+    auto path = folder / fmt::format(".vcattn-{}-{}.tmp", ::getpid(), counter++);
+    int const fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) return {fd, std::move(path)};
+    if (errno != EEXIST || attempt == kMostAttempts) return {-1, {}};
+  }
+}
+
+/// The file behind a path as far as it exists; empty where that cannot be said or where sharing does no harm (/dev/null).
+std::filesystem::path identity(std::string const& path) {
+  if (path.empty()) return {};
+  std::error_code error;
+  auto const absolute = std::filesystem::absolute(path, error);
+  if (error) return {};
+  auto const resolved = std::filesystem::weakly_canonical(absolute, error);
+  return error || is_special_file(resolved) ? std::filesystem::path() : resolved;
 }
 
 }  // namespace
@@ -73,8 +100,7 @@ AtomicFile::AtomicFile(std::filesystem::path const& target) : target_(target) {
     return;
   }
   if (std::filesystem::exists(resolved_, error) && ::access(resolved_.c_str(), W_OK) != 0) fail(target_, errno, kAdvice);
-  temporary_ = resolved_.string() + fmt::format(".{}.tmp", ::getpid());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  std::tie(fd_, temporary_) = create_temporary(resolved_.parent_path());
   if (fd_ < 0) fail(target_, errno, kAdvice);
   cleanup_slot_ = register_for_cleanup(temporary_.string());
 }
@@ -102,8 +128,25 @@ void AtomicFile::commit() {
 }
 
 void remove_temporary_files_on_signal() {
-  std::signal(SIGINT, on_termination);
-  std::signal(SIGTERM, on_termination);
+  for (int const number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (std::signal(number, on_termination) == SIG_IGN) std::signal(number, SIG_IGN);  // as under nohup
+  }
+  for (int const number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);  // EPIPE and EFBIG are reported like other errors
+}
+
+void require_distinct_paths(std::span<NamedPath const> outputs, std::span<NamedPath const> inputs) {
+  std::vector<std::pair<std::string_view, std::filesystem::path>> seen;
+  for (NamedPath const& input : inputs) seen.emplace_back(input.role, identity(input.path));
+  for (NamedPath const& output : outputs) {
+    auto const path = identity(output.path);
+    if (path.empty()) continue;
+    for (auto const& [role, other] : seen) {
+      if (path != other) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("{} and {} name the same file '{}'; give each a path of its own", role, output.role, shortened(output.path)));
+    }
+    seen.emplace_back(output.role, path);
+  }
 }
 
 }  // namespace vcattn::cli

@@ -5,12 +5,13 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace vcattn::cli {
 
 /// Opened at construction, so that an unwritable target is found before the long work. Removed again unless commit() is reached, also on
-/// SIGINT and SIGTERM. A target that is not a regular file (/dev/null, a pipe) is written directly. Errors: ErrorCode::io.
+/// SIGINT, SIGTERM and SIGHUP. A target that is not a regular file (/dev/null, a pipe) is written directly. Errors: ErrorCode::io.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path const& target);
@@ -32,7 +33,17 @@ class AtomicFile {
   int cleanup_slot_ = -1;
 };
 
-/// Makes SIGINT and SIGTERM remove the temporary files before the process ends. Call once at the start of main().
+/// Makes SIGINT, SIGTERM and SIGHUP remove the temporary files before the process ends, and ignores SIGPIPE and SIGXFSZ, so that a write
+/// fails instead. Call once at the start of main().
 void remove_temporary_files_on_signal();
+
+/// A path of the command line and what it is for, as messages name it.
+struct NamedPath {
+  std::string_view role;
+  std::string path;  ///< empty: not given
+};
+
+/// Refuses an output that is another output or an input. Errors: ErrorCode::invalid_argument.
+void require_distinct_paths(std::span<NamedPath const> outputs, std::span<NamedPath const> inputs = {});
 
 }  // namespace vcattn::cli

@@ -5,11 +5,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "parse.hpp"
 #include "vcattn/types.hpp"
 
 namespace vcattn::cli {
 
-InputFile::InputFile(std::filesystem::path const& path) : name_(path.string()) {
+InputFile::InputFile(std::filesystem::path const& path) : name_(shortened(path.string())) {
   std::error_code error;
   auto const status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) {

@@ -16,6 +16,7 @@ class InputFile {
  public:
   explicit InputFile(std::filesystem::path const& path);
 
+  /// For messages: a very long path is shortened.
   std::string const& name() const { return name_; }
   std::uint64_t size() const { return size_; }
   void read(std::uint64_t offset, std::span<std::byte> out);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "io/input_file.hpp"
+#include "parse.hpp"
 
 namespace vcattn::cli {
 namespace {
@@ -35,7 +36,7 @@ class DictReader {
     expect('{');
     while (!accept('}')) {
       std::string const key = quoted();
-      if (!keys.insert(key).second) malformed("its header names '{}' twice", key);
+      if (!keys.insert(key).second) malformed("its header names '{}' twice", shortened(key));
       expect(':');
       parse_value(key, header);
       if (!accept(',')) {
@@ -57,7 +58,7 @@ class DictReader {
     } else if (key == "shape") {
       header.shape = tuple();
     } else {
-      malformed("its header has the unknown key '{}'", key);
+      malformed("its header has the unknown key '{}'", shortened(key));
     }
   }
 
@@ -140,7 +141,7 @@ std::uint64_t element_bytes(NpyHeader const& header) {
   if (header.descr == "<f2") return 2;
   if (header.descr == "<f4") return 4;
   if (header.descr == "<f8") return 8;
-  malformed("dtype '<f2', '<f4' or '<f8' required, got '{}'; convert with .astype('float32')", header.descr);
+  malformed("dtype '<f2', '<f4' or '<f8' required, got '{}'; convert with .astype('float32')", shortened(header.descr));
 }
 
 void check_size(NpyHeader const& header, std::uint64_t bytes_per_element, std::uint64_t data_bytes) {
@@ -158,8 +159,8 @@ void check_size(NpyHeader const& header, std::uint64_t bytes_per_element, std::u
   }
   fits = empty ? data_bytes == 0 : fits && elements_left == 1;
   if (!fits) {
-    malformed("shape ({}) of '{}' does not fit its {} data bytes; it is truncated or damaged, save it again", fmt::join(header.shape, ", "),
-              header.descr, data_bytes);
+    malformed("shape ({}) of '{}' does not fit its {} data bytes; it is truncated or damaged, save it again",
+              shortened(fmt::format("{}", fmt::join(header.shape, ", "))), header.descr, data_bytes);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 #include <utility>
 
+#include "parse.hpp"
 #include "vcattn/types.hpp"
 
 namespace vcattn::cli {
@@ -41,9 +42,10 @@ template <typename... Args>
   throw Error(ErrorCode::io, "not a valid safetensors file: " + fmt::format(format, std::forward<Args>(args)...));
 }
 
-std::uint64_t element_bytes(std::string const& tensor, std::string const& dtype) {
+/// Nothing for a dtype that this program does not know: only tensors that are used need a known one.
+std::optional<std::uint64_t> element_bytes(std::string_view dtype) {
   auto const found = std::ranges::find(kDtypeBytes, dtype, &std::pair<std::string_view, std::uint64_t>::first);
-  if (found == kDtypeBytes.end()) malformed("tensor '{}' has the unknown dtype '{}'; write BF16, F16, F32 or I32", tensor, dtype);
+  if (found == kDtypeBytes.end()) return std::nullopt;
   return found->second;
 }
 
@@ -68,7 +70,7 @@ class DuplicateKeys {
       seen_.resize(std::max(seen_.size(), level + 2));
       seen_[level + 1].clear();
     } else if (event == json::parse_event_t::key && !seen_[level].insert(value.get<std::string>()).second) {
-      malformed("the header names '{}' twice", value.get<std::string>());
+      malformed("the header names '{}' twice", shortened(value.get<std::string>()));
     }
     return true;
   }
@@ -82,12 +84,14 @@ json parse_json(std::string_view text) {
     return json::parse(text, DuplicateKeys{});
   } catch (json::parse_error const& error) {
     malformed("the header is not JSON (byte {}); write it again", error.byte);
+  } catch (json::exception const&) {  // a number outside the range of double
+    malformed("the header holds a number out of range; write it again");
   }
 }
 
 std::int64_t extent_of(std::string const& tensor, json const& value) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-    malformed("the shape of tensor '{}' must hold integers >= 0", tensor);
+    malformed("the shape of tensor '{}' must hold integers >= 0", shortened(tensor));
   }
   return value.get<std::int64_t>();
 }
@@ -96,22 +100,25 @@ TensorEntry parse_entry(std::string const& name, json const& value, std::uint64_
   bool const complete = value.is_object() && value.contains("dtype") && value["dtype"].is_string() && value.contains("shape") &&
                         value["shape"].is_array() && value.contains("data_offsets") && value["data_offsets"].is_array() &&
                         value["data_offsets"].size() == 2;
-  if (!complete) malformed("tensor '{}' needs a dtype, a shape and two data_offsets", name);
+  if (!complete) malformed("tensor '{}' needs a dtype, a shape and two data_offsets", shortened(name));
+  std::string const shown = shortened(name);
   TensorEntry entry{name, value["dtype"].get<std::string>(), {}, 0, 0};
   for (json const& extent : value["shape"]) entry.shape.push_back(extent_of(name, extent));
   for (json const& offset : value["data_offsets"]) {
-    if (!offset.is_number_unsigned()) malformed("the data_offsets of tensor '{}' must be integers >= 0", name);
+    if (!offset.is_number_unsigned()) malformed("the data_offsets of tensor '{}' must be integers >= 0", shown);
   }
   entry.begin = value["data_offsets"][0].get<std::uint64_t>();
   entry.end = value["data_offsets"][1].get<std::uint64_t>();
   if (entry.begin > entry.end || entry.end > data_bytes) {
-    malformed("tensor '{}' claims bytes {}..{}, the file has {} data bytes; it is truncated or damaged, copy it again", name, entry.begin,
+    malformed("tensor '{}' claims bytes {}..{}, the file has {} data bytes; it is truncated or damaged, copy it again", shown, entry.begin,
               entry.end, data_bytes);
   }
-  auto const required = tensor_bytes(entry.shape, element_bytes(name, entry.dtype));
-  if (!required || *required != entry.end - entry.begin) {
-    malformed("tensor '{}' ({} [{}]) does not fit the {} bytes that it claims", name, entry.dtype, fmt::join(entry.shape, ", "),
-              entry.end - entry.begin);
+  auto const bytes_per_element = element_bytes(entry.dtype);
+  auto const required = tensor_bytes(entry.shape, bytes_per_element.value_or(1));
+  bool const size_known = bytes_per_element || required == 0;  // no elements, no bytes, whatever the dtype
+  if (size_known && required != entry.end - entry.begin) {
+    malformed("tensor '{}' ({} [{}]) does not fit the {} bytes that it claims", shown, shortened(entry.dtype),
+              shortened(fmt::format("{}", fmt::join(entry.shape, ", "))), entry.end - entry.begin);
   }
   return entry;
 }
@@ -119,8 +126,8 @@ TensorEntry parse_entry(std::string const& name, json const& value, std::uint64_
 void check_coverage(std::vector<TensorEntry> const& tensors, std::uint64_t data_bytes) {
   std::uint64_t position = 0;
   for (TensorEntry const& entry : tensors) {
-    if (entry.begin < position) malformed("tensor '{}' overlaps the one before it", entry.name);
-    if (entry.begin > position) malformed("{} bytes before tensor '{}' belong to no tensor", entry.begin - position, entry.name);
+    if (entry.begin < position) malformed("tensor '{}' overlaps the one before it", shortened(entry.name));
+    if (entry.begin > position) malformed("{} bytes before tensor '{}' belong to no tensor", entry.begin - position, shortened(entry.name));
     position = entry.end;
   }
   if (position != data_bytes) malformed("{} bytes after the last tensor belong to no tensor", data_bytes - position);
@@ -129,7 +136,7 @@ void check_coverage(std::vector<TensorEntry> const& tensors, std::uint64_t data_
 void parse_metadata(json const& value, std::map<std::string, std::string>& metadata) {
   if (!value.is_object()) malformed("__metadata__ must be an object of strings");
   for (auto const& [key, text] : value.items()) {
-    if (!text.is_string()) malformed("__metadata__ entry '{}' must be a string", key);
+    if (!text.is_string()) malformed("__metadata__ entry '{}' must be a string", shortened(key));
     metadata[key] = text.get<std::string>();
   }
 }
@@ -140,7 +147,10 @@ std::string header_text(std::span<TensorSpec const> tensors, std::map<std::strin
   if (!metadata.empty()) header["__metadata__"] = metadata;
   data_bytes = 0;
   for (TensorSpec const& tensor : tensors) {
-    auto const bytes = tensor_bytes(tensor.shape, element_bytes(tensor.name, tensor.dtype));
+    auto const bytes_per_element = element_bytes(tensor.dtype);
+    if (!bytes_per_element)
+      throw Error(ErrorCode::internal, fmt::format("tensor '{}' has the unknown dtype {}", tensor.name, tensor.dtype));
+    auto const bytes = tensor_bytes(tensor.shape, *bytes_per_element);
     if (!bytes) throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' would be larger than 2^63 bytes", tensor.name));
     header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {data_bytes, data_bytes + *bytes}}};
     data_bytes += *bytes;
@@ -192,10 +202,10 @@ TensorEntry const& SafetensorsReader::entry(std::string_view tensor) const {
   auto const found = std::ranges::find(header_.tensors, tensor, &TensorEntry::name);
   if (found != header_.tensors.end()) return *found;
   std::vector<std::string> names;
-  for (TensorEntry const& entry : header_.tensors) names.push_back(entry.name);
+  for (TensorEntry const& entry : header_.tensors) names.push_back(shortened(entry.name));
   std::ranges::sort(names);
-  throw Error(ErrorCode::io, fmt::format("'{}': tensor '{}' required, the file has {}", name(), tensor,
-                                         names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+  throw Error(ErrorCode::io, fmt::format("'{}': tensor '{}' required, the file has {}", name(), shortened(tensor),
+                                         names.empty() ? "none" : shortened(fmt::format("{}", fmt::join(names, ", ")), 1000)));
 }
 
 std::vector<std::byte> SafetensorsReader::read(TensorEntry const& entry) {

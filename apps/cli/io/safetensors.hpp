@@ -33,8 +33,8 @@ struct SafetensorsHeader {
 /// Largest header accepted, as in the reference implementation.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// Checks a JSON header against the number of data bytes behind it: known dtypes, sizes that match the shapes, no overlap, hole, duplicate
-/// or byte left over. Errors: ErrorCode::io.
+/// Checks a JSON header against the number of data bytes behind it: sizes that match the shapes where the dtype is known, no overlap, hole,
+/// duplicate or byte left over. A tensor of any other dtype is listed, for its reader to refuse. Errors: ErrorCode::io.
 SafetensorsHeader parse_safetensors_header(std::string_view json_text, std::uint64_t data_bytes);
 
 class SafetensorsReader {

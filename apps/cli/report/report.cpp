@@ -112,7 +112,7 @@ std::string table_row(RecipeResult const& result, double largest) {
     return fmt::format("<tr><td>{}</td><td class='reason' colspan='7'>not run: {}</td></tr>\n", result.name(), html_escape(result.error));
   }
   ErrorSums const total = pooled(result.heads);
-  std::string const removed = std::isfinite(result.value_energy_removed) ? fmt::format("{:.1f} %", 100 * result.value_energy_removed) : "";
+  std::string const removed = std::isfinite(result.value_energy_removed) ? fixed_percent(result.value_energy_removed, 1) : "";
   double const share = std::isfinite(total.rel_l2()) ? total.rel_l2() / largest : 1.0;
   return fmt::format(
       "<tr><td>{}</td><td>{}</td><td class='bar'><span class='{}' "
