@@ -23,7 +23,7 @@ using RowArray = Eigen::Map<Eigen::Array<T, kTile, 1>, Eigen::Aligned64>;
 template <typename T>
 using Span = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
 
-/// x = f s (+ qbar . k) in code units, in `units`; returns the maximum over the visible keys. [EQ-KMEAN excluded: already in the codes]
+/// x = f s (+ qbar . k) in code units, in `units`; returns the maximum over the visible keys.
 template <typename T>
 T scores_to_code_units(SoftmaxTile<T> const& tile, int r, T const* scores, T* units) {
   int const block = kTile / tile.key_blocks;
