@@ -5,7 +5,7 @@
 
 PRESET  ?= release
 CAPTURE ?= data/wan_nano_2k_s10_l5.safetensors
-TABLES  ?= $(CAPTURE)
+TABLES  ?=
 JOBS    ?= $(shell nproc)
 
 BUILD  := build/$(PRESET)
@@ -52,11 +52,11 @@ bench: packages ## run the benchmarks
 	$(call build,$(PRESET)) --target vcattn_bench_micro
 	$(BUILD)/bench/vcattn_bench_micro
 
-tables: packages ## measure again what README.md and docs/alignment.md show (TABLES="FILE ...")
+tables: packages ## measure again what README.md shows, and docs/alignment.md for TABLES="FILE ..."
 	$(call configure,$(PRESET))
 	$(call build,$(PRESET)) --target vcattn_cli
 	python3 tools/update_tables.py --cli $(CLI) readme $(CAPTURE)
-	python3 tools/update_tables.py --cli $(CLI) alignment $(TABLES)
+	$(if $(TABLES),python3 tools/update_tables.py --cli $(CLI) alignment $(TABLES))
 
 format: packages ## format the C++ sources
 	python3 tools/lint.py --rules format --fix

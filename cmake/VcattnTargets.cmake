@@ -2,7 +2,7 @@
 
 include(CheckLanguage)
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
@@ -51,7 +51,9 @@ if(NOT VCATTN_CUDA STREQUAL "OFF")
     message(STATUS "vcattn: without CUDA: ${VCATTN_NVCC_PROBLEM}")
   endif()
 endif()
-message(STATUS "vcattn: CUDA parts ${VCATTN_HAVE_CUDA}")
+if(VCATTN_HAVE_CUDA)
+  message(STATUS "vcattn: nvcc found, the GPU tests of src/core are built; the library itself runs on the CPU")
+endif()
 
 add_library(vcattn_compile_options INTERFACE)
 # Contraction is off: where a fused multiply-add belongs, the code says so. CPU and GPU agree to the bit because of it.
