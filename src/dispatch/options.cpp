@@ -3,6 +3,7 @@
 #include <charconv>
 #include <functional>
 
+#include "grouping/order.hpp"
 #include "vcattn/options.hpp"
 
 namespace vcattn {
@@ -46,7 +47,7 @@ constexpr std::array kOrders = {Named<GroupOrder>{"auto", GroupOrder::automatic}
 constexpr std::array kSwitch = {Named<bool>{"on", true}, Named<bool>{"off", false}};
 constexpr std::array kVScales = {Named<bool>{"channel", true}, Named<bool>{"head", false}};
 
-constexpr std::int32_t kMaxClusters = 4096;  // the chain of clusters keeps a table of all pairs
+using grouping::kMaxClusters;
 constexpr std::int32_t kMaxIterations = 1000;
 
 [[noreturn]] void fail(std::string const& text) { throw Error(ErrorCode::invalid_argument, text); }

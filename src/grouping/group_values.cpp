@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "device/cpu/parallel.hpp"
 #include "formats/prepared_layout.hpp"
 #include "grouping/kmeans.hpp"
 #include "grouping/order.hpp"
@@ -21,8 +22,7 @@ namespace {
 using grouping::Members;
 using grouping::RowMatrix;
 
-constexpr std::int32_t kMaxClusters = 4096;  // the chain keeps a table of clusters^2 distances
-constexpr int kExchangeRounds = 2;           // docs/experiments/grouping.md
+constexpr int kExchangeRounds = 2;  // docs/experiments/grouping.md
 
 /// One (batch, kv head): where its values come from and where its results go.
 struct HeadTask {
@@ -114,7 +114,7 @@ void check_range(char const* option, std::int32_t low, std::int32_t high, std::i
 
 void check_options(Options const& options) {
   constexpr std::int32_t kMaxIterations = 1000;
-  check_range("clusters", 0, kMaxClusters, options.clusters);
+  check_range("clusters", 0, grouping::kMaxClusters, options.clusters);
   check_range("iterations", 1, kMaxIterations, options.iterations);
   check_range("warm_iterations", 1, kMaxIterations, options.warm_iterations);
   check_range("v_block", 1, static_cast<std::int32_t>(formats::kTileRows), options.v_block);
@@ -190,8 +190,7 @@ GroupingState group_values(TensorView const& v, Options const& options, std::spa
         std::span(state.centroids).subspan(centroid_begin, centroid_count)};
     group_head(task);
   };
-  int const cores = tbb::this_task_arena::max_concurrency();
-  tbb::task_arena arena(options.num_threads > 0 ? std::min(options.num_threads, cores) : cores);
+  tbb::task_arena arena(device::cpu::concurrency(options.num_threads));
   arena.execute([&] {
     // Isolated, so that a thread waiting inside a head does not start another one: scratch is one head (FP32) per thread at most.
     tbb::parallel_for(std::int64_t{0}, v.batch() * v.num_heads(),

@@ -10,6 +10,9 @@
 
 namespace vcattn::grouping {
 
+/// The chain keeps a table of the distances of all pairs of clusters.
+inline constexpr std::int32_t kMaxClusters = 4096;
+
 /// Order of the clusters [EQ-CHAIN]: greedy nearest neighbour from the centroid farthest from the origin, then 2-opt on squared distances.
 std::vector<std::int32_t> chain_clusters(RowMatrix const& centroids);
 
