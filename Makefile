@@ -1,7 +1,7 @@
 # Front door for people and for CI. The build itself is CMake's: see CMakePresets.json.
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo test asan test-gpu bench tables format lint clean
+.PHONY: help packages build demo test asan test-gpu sanitize-gpu bench tables format lint clean
 
 PRESET  ?= release
 CAPTURE ?= data/wan_nano_2k_s10_l5.safetensors
@@ -44,8 +44,18 @@ asan: packages ## run the tests under AddressSanitizer and UndefinedBehaviorSani
 
 test-gpu: packages ## build and run the tests that need a CUDA device; prints a JSON record
 	$(call configure,cuda)
-	$(call build,cuda) --target vcattn_gpu_core_test
+	$(call build,cuda) --target vcattn_gpu_tests
 	build/cuda/tests/cuda/vcattn_gpu_core_test
+	build/cuda/tests/cuda/vcattn_gpu_attention_test
+	build/cuda/tests/api/vcattn_gpu_c_api_test
+	build/cuda/tests/cli/vcattn_gpu_cli_test
+
+sanitize-gpu: packages ## run the odd-size matrix of the GPU tests under the four tools of compute-sanitizer
+	$(call configure,cuda)
+	$(call build,cuda) --target vcattn_gpu_attention_test
+	for tool in memcheck racecheck synccheck initcheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 3 build/cuda/tests/cuda/vcattn_gpu_attention_test --gtest_filter='Recipes/*' || exit 1; \
+	done
 
 bench: packages ## run the benchmarks
 	$(call configure,$(PRESET))

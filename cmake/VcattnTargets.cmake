@@ -16,7 +16,7 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # Sets VCATTN_NVCC_PROBLEM to what keeps the CUDA parts from being built, empty if nothing does.
 function(vcattn_check_nvcc)
-  set(minimum 12.4)  # the first with everything that the sources use: C++20 on the device, sm_90a
+  set(minimum 12.5)  # the first with everything that the sources use: C++20 on the device, sm_90a
   set(problem "")
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
@@ -44,6 +44,7 @@ if(NOT VCATTN_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
+    find_package(CUDAToolkit REQUIRED)
     set(VCATTN_HAVE_CUDA ON)
   elseif(VCATTN_CUDA STREQUAL "ON")
     message(FATAL_ERROR "VCATTN_CUDA=ON: ${VCATTN_NVCC_PROBLEM}; install the CUDA toolkit, or configure with -DVCATTN_CUDA=AUTO")
@@ -52,7 +53,7 @@ if(NOT VCATTN_CUDA STREQUAL "OFF")
   endif()
 endif()
 if(VCATTN_HAVE_CUDA)
-  message(STATUS "vcattn: nvcc found, the GPU tests of src/core are built; the library itself runs on the CPU")
+  message(STATUS "vcattn: nvcc found, the kernels for sm_90a are built")
 endif()
 
 add_library(vcattn_compile_options INTERFACE)

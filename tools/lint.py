@@ -55,6 +55,7 @@ EXTERNAL = {
     "rapidcheck": (),
     "benchmark/": (),
     "sys/": (DEVICE, API, "apps"),
+    "cuda/": (DEVICE,),
 }
 
 ASM_HOME = "src/device/ptx/"

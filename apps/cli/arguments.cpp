@@ -6,6 +6,7 @@
 #include <span>
 
 #include "parse.hpp"
+#include "vcattn/cuda.hpp"
 
 namespace vcattn::cli {
 
@@ -30,7 +31,8 @@ void add_run_options(CLI::App& command, RunArguments& arguments) {
   command.add_option("--set", arguments.overrides, "choices that replace the recipe's own, e.g. expcast=paper,block=64")
       ->type_name("KEY=VALUE,...");
   command.add_flag("--no-check-finite", arguments.no_check_finite, "accept NaN and infinity in the inputs");
-  command.add_option("--device", arguments.device, "cpu (default) or cuda")->type_name("cpu|cuda");
+  command.add_option("--device", arguments.device, "where attention runs: cpu (default) or cuda; all else is the CPU's")
+      ->type_name("cpu|cuda");
   add_threads_option(command, arguments.threads);
 }
 
@@ -57,6 +59,14 @@ Device parse_device(std::string_view text) {
   if (text == "cpu") return Device::cpu;
   if (text == "cuda") return Device::cuda;
   throw Error(ErrorCode::invalid_argument, fmt::format("--device: cpu or cuda required, got '{}'", text));
+}
+
+Device usable_device(std::string_view text) {
+  Device const device = parse_device(text);
+  if (device == Device::cuda) {
+    if (std::string const reason = cuda_unavailable_reason(); !reason.empty()) throw Error(ErrorCode::unsupported, reason);
+  }
+  return device;
 }
 
 std::vector<Recipe> parse_recipes(std::string_view text) {

@@ -58,6 +58,9 @@ std::int32_t parse_threads(std::string_view text);
 Layout parse_layout(std::string_view text);
 Device parse_device(std::string_view text);
 
+/// parse_device() of a device that can be used here, asked before any work. Errors: also ErrorCode::unsupported, with the reason.
+Device usable_device(std::string_view text);
+
 /// Comma-separated recipe names; empty: all.
 std::vector<Recipe> parse_recipes(std::string_view text);
 

@@ -3,31 +3,26 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
-namespace vcattn::cli {
-namespace {
+#include "attention_run.hpp"
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+namespace vcattn::cli {
+
+Run run_recipe(Problem const& problem, Options const& options, Device device) {
+  Run run;
+  AttentionRun attention(problem, options, device, output_view(problem.q, run.output));
+  if (device == Device::cuda) attention.attend();
+  run.seconds = {attention.prepare_seconds(), attention.attend()};
+  attention.fetch();
+  run.value_energy_removed = attention.value_energy_removed();
+  return run;
 }
 
-}  // namespace
-
-Run run_recipe(Problem const& problem, Options const& options) {
-  TensorView const& q = problem.q;
-  Run run;
-  run.output.resize(static_cast<std::size_t>(q.batch() * q.seqlen() * q.num_heads() * q.head_dim()));
-  TensorView const layout = nhd_view(run.output.data(), DType::f32, q.batch(), q.seqlen(), q.num_heads(), q.head_dim());
-  auto const prepare_start = std::chrono::steady_clock::now();
-  Prepared const prepared = prepare(problem, options);
-  run.prepare_seconds = seconds_since(prepare_start);
-  auto const attention_start = std::chrono::steady_clock::now();
-  attention(prepared, {run.output.data(), layout.dtype, layout.shape, layout.stride});
-  run.attention_seconds = seconds_since(attention_start);
-  run.value_energy_removed = prepared.value_energy_removed();
-  return run;
+MutableTensorView output_view(TensorView const& q, std::vector<float>& output) {
+  output.resize(static_cast<std::size_t>(q.batch() * q.seqlen() * q.num_heads() * q.head_dim()));
+  TensorView const layout = nhd_view(output.data(), DType::f32, q.batch(), q.seqlen(), q.num_heads(), q.head_dim());
+  return {output.data(), layout.dtype, layout.shape, layout.stride};
 }
 
 Options exact_options(RunArguments const& arguments) {
@@ -63,6 +58,20 @@ std::vector<float> sample_rows(std::vector<float> const& output, Problem const& 
     }
   }
   return rows;
+}
+
+void check_support(RecipeResult& result, Problem const& problem, Device device, bool named) {
+  Support const support = supports(problem, result.options, device);
+  if (support.ok) return;
+  result.error = support.reason;
+  if (named && device == Device::cuda) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} is {}; leave it out of --recipes, or use --device cpu", result.name(), refusal_text(result, device)));
+  }
+}
+
+std::string refusal_text(RecipeResult const& result, Device device) {
+  return (device == Device::cpu ? "not run: " : "not served on cuda: ") + result.error;
 }
 
 void add_error_figures(nlohmann::ordered_json& record, RecipeResult const& result) {

@@ -13,15 +13,24 @@
 
 namespace vcattn::cli {
 
+/// Seconds of prepare(), which runs on the CPU, and of attention(), on the device that was asked for; copies are in neither.
+struct RunSeconds {
+  double prepare = 0, attention = 0;
+  double both() const { return prepare + attention; }
+};
+
 /// What one run of prepare() and attention() gave.
 struct Run {
   std::vector<float> output;  ///< [B, Sq, H, D]
-  double prepare_seconds = 0, attention_seconds = 0;
+  RunSeconds seconds;
   double value_energy_removed = std::numeric_limits<double>::quiet_NaN();
-  double seconds() const { return prepare_seconds + attention_seconds; }
 };
 
-Run run_recipe(Problem const& problem, Options const& options);
+/// On a GPU attention runs twice, since the first call includes the loading of the kernel, and the second one is timed.
+Run run_recipe(Problem const& problem, Options const& options, Device device);
+
+/// Makes `output` hold FP32 [B, Sq, H, D] for the queries `q`, and gives the view of it.
+MutableTensorView output_view(TensorView const& q, std::vector<float>& output);
 
 /// `exact` in double on the same inputs, with the threads and the finite check of `arguments`.
 Options exact_options(RunArguments const& arguments);
@@ -45,12 +54,19 @@ struct RecipeResult {
   Recipe recipe;
   Options options;
   std::string error;
-  double seconds = 0;
+  RunSeconds seconds;
   double value_energy_removed = std::numeric_limits<double>::quiet_NaN();
   std::vector<ErrorSums> heads;  ///< [B, H]
 
   std::string name() const { return std::string(recipe_name(recipe)); }
 };
+
+/// Asks supports() and keeps the reason of a refusal in `error`. `named`: the user asked for this recipe by name, and on a GPU would take
+/// the others for what he asked for. Errors: then ErrorCode::unsupported.
+void check_support(RecipeResult& result, Problem const& problem, Device device, bool named);
+
+/// "not run: " or "not served on cuda: ", and why.
+std::string refusal_text(RecipeResult const& result, Device device);
 
 /// rel_l2, snr_db, cosine and max_abs of a result, null where it has none.
 void add_error_figures(nlohmann::ordered_json& record, RecipeResult const& result);

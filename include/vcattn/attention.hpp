@@ -16,6 +16,9 @@ namespace vcattn {
 
 enum class Device : std::uint32_t { cpu = 0, cuda = 1 };
 
+/// A CUDA stream (the pointer that cudaStream_t is); nullptr: the default stream. Ignored on the CPU.
+using Stream = void*;
+
 enum class RopeStyle : std::uint32_t {
   interleaved,  ///< pairs (2i, 2i+1)
   rotate_half,  ///< pairs (i, i + rotary_dim/2)
@@ -87,6 +90,8 @@ class VCATTN_API Prepared {
   /// True before prepare() and after a move; every other member needs a prepared problem.
   bool empty() const { return impl_ == nullptr; }
   Options const& options() const;
+  /// Where the codes are, and so where attention() runs.
+  Device device() const;
   std::size_t size_bytes() const;
   /// int32 permutation as in Problem::permutation.
   std::span<std::int32_t const> permutation() const;
@@ -107,14 +112,16 @@ class VCATTN_API Prepared {
 /// done. Deterministic: bitwise equal results for any number of threads. Errors: those of supports(), nonfinite with options.check_finite.
 VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage = {});
 
-/// O = softmax(scale Q K^T) V of a prepared problem.
+/// O = softmax(scale Q K^T) V of a prepared problem, on the device that holds it (to_cuda(), cuda.hpp).
 ///
 /// o: [B, Sq, H, D] (varlen [1, total_q, H, D]), any dtype and strides, must not overlap the inputs.
 /// lse: empty, or FP32 contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores, corrected for the subtracted
 /// K mean and for the mean bias of the ExpCast form. Rows without a key give O = 0 and lse = -inf. workspace: empty (allocated inside) or
 /// workspace_size_bytes() long and 256-byte aligned. Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch.
+/// On a CUDA device o and lse are device memory and no workspace is used. The call enqueues on `stream` and returns: it allocates nothing,
+/// waits for nothing and may be captured into a graph. Errors: also unsupported, with the reason of supports().
 VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {},
-                          std::span<std::byte> workspace = {});
+                          std::span<std::byte> workspace = {}, Stream stream = nullptr);
 
 /// prepare() and attention() in one call.
 VCATTN_API void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse = {});

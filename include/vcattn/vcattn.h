@@ -1,7 +1,7 @@
 #ifndef VCATTN_VCATTN_H
 #define VCATTN_VCATTN_H
 
-// C ABI of vcattn: the C++ API of attention.hpp, options.hpp and grouping.hpp for callers without C++ (C99, ctypes, Rust, ...).
+// C ABI of vcattn: the C++ API of attention.hpp, cuda.hpp, options.hpp and grouping.hpp for callers without C++ (C99, ctypes, Rust, ...).
 //
 // Status: every function that can fail returns a vcattn_status. On failure vcattn_last_error() has the text (what was required, what was
 //   got, what to do); outputs are then unspecified, except handles, which are NULL. No exception leaves the library.
@@ -13,7 +13,10 @@
 // Arrays: a pointer and its count go together: NULL with 0 (absent), or non-NULL with a count > 0.
 // Memory: everything passed in is borrowed for the duration of the call, unless the function says otherwise. Inputs are never modified.
 //   Outputs must not overlap inputs or each other; that is checked between buffers and tensors without gaps.
-// Streams: on the CPU every call is synchronous. vcattn_call::stream is reserved for back ends with streams.
+// Devices: inputs, vcattn_prepare() and grouping are on the CPU. vcattn_prepared_to_cuda() copies what was prepared to the current CUDA
+//   device of the calling thread (cudaSetDevice); vcattn_attention() then runs there, and takes device memory for o and lse, which this
+//   library never reads or writes from the host. CUDA calls must be made with that device current.
+// Streams: on the CPU every call is synchronous. On a CUDA device vcattn_attention() enqueues on vcattn_call::stream and returns.
 // Threads: functions may be called from any thread at any time, also on one vcattn_prepared; a vcattn_schedule serves one thread at a time.
 // Determinism: bitwise equal from run to run, for any number of threads, and to the C++ API.
 
@@ -174,18 +177,18 @@ typedef struct vcattn_options {
   int32_t num_threads;    ///< 0: all cores
 } vcattn_options;
 
-/// Where a call runs. NULL wherever it is asked for means the CPU.
+/// Where a call runs. NULL wherever it is asked for means the CPU. Only vcattn_attention() runs elsewhere.
 typedef struct vcattn_call {
   uint32_t struct_size;  ///< required
   uint32_t device;       ///< required: VCATTN_CPU or VCATTN_CUDA
-  void* stream;          ///< reserved for devices with streams; NULL on the CPU
+  void* stream;          ///< the pointer that cudaStream_t is, NULL: the default stream; NULL on the CPU
 } vcattn_call;
 
 /// Results of attention.
 typedef struct vcattn_output {
   uint32_t struct_size;     ///< required
   uint32_t reserved;        ///< required
-  vcattn_mutable_tensor o;  ///< required: [B, Sq, H, D] (varlen [1, total_q, H, D]), any dtype and strides
+  vcattn_mutable_tensor o;  ///< required: [B, Sq, H, D] (varlen [1, total_q, H, D]), any dtype and strides; memory of the call's device
   float* lse;               ///< NULL, or contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores
   int64_t lse_count;
 } vcattn_output;
@@ -234,6 +237,10 @@ VCATTN_C_API vcattn_status vcattn_options_set(vcattn_options* options, char cons
 VCATTN_C_API vcattn_status vcattn_supports(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
                                            uint32_t* supported, char* reason, size_t reason_bytes);
 
+/// Answers in *available whether the calling thread's current CUDA device can be used (1) or not (0), and in `reason` why not: not built
+/// in, no driver, no device, an architecture without kernels. `reason` as for vcattn_supports(). Errors: invalid_argument.
+VCATTN_C_API vcattn_status vcattn_cuda_available(uint32_t* available, char* reason, size_t reason_bytes);
+
 /// Bytes of a prepared problem. Errors: invalid_argument, unsupported.
 VCATTN_C_API vcattn_status vcattn_prepared_size(vcattn_problem const* problem, vcattn_options const* options, size_t* size_bytes);
 
@@ -248,14 +255,26 @@ VCATTN_C_API vcattn_status vcattn_workspace_size(vcattn_problem const* problem, 
 VCATTN_C_API vcattn_status vcattn_prepare(vcattn_problem const* problem, vcattn_options const* options, void* storage, size_t storage_bytes,
                                           vcattn_call const* call, vcattn_prepared** prepared);
 
-/// Frees a handle; NULL is allowed. Storage that the caller supplied is his again.
+/// Copies a problem that was prepared on the CPU to the current CUDA device, and waits for the copy. `prepared` stays as it is and may be
+/// destroyed.
+///
+/// storage: NULL with 0 (the handle owns its memory), or device memory of at least vcattn_prepared_bytes() bytes, 256-byte aligned, alive
+/// as long as the handle. *on_device is the caller's, to be given to vcattn_prepared_destroy(); NULL on failure. Errors: invalid_argument
+/// (also where `prepared` is on a device already), unsupported without a usable device, out_of_memory.
+VCATTN_C_API vcattn_status vcattn_prepared_to_cuda(vcattn_prepared const* prepared, void* storage, size_t storage_bytes,
+                                                   vcattn_prepared** on_device);
+
+/// Where the prepared problem is, and so where vcattn_attention() runs: VCATTN_CPU or VCATTN_CUDA.
+VCATTN_C_API vcattn_status vcattn_prepared_device(vcattn_prepared const* prepared, uint32_t* device);
+
+/// Frees a handle; NULL is allowed. Storage that the caller supplied is his again. On a CUDA device: after the work that uses it.
 VCATTN_C_API vcattn_status vcattn_prepared_destroy(vcattn_prepared* prepared);
 
 /// Bytes that the prepared codes, descales and means occupy.
 VCATTN_C_API vcattn_status vcattn_prepared_bytes(vcattn_prepared const* prepared, size_t* size_bytes);
 
 /// Permutation in use, as vcattn_problem::permutation; NULL and 0 without keys. Points into the handle: valid until
-/// vcattn_prepared_destroy().
+/// vcattn_prepared_destroy(), and device memory where the handle's is.
 VCATTN_C_API vcattn_status vcattn_prepared_permutation(vcattn_prepared const* prepared, int32_t const** permutation, int64_t* count);
 
 /// Share of V's energy that the block means removed, mean over heads; NaN where the options have no means.
@@ -263,12 +282,15 @@ VCATTN_C_API vcattn_status vcattn_prepared_value_energy_removed(vcattn_prepared 
 
 /// O = softmax(scale Q K^T) V of a prepared problem, and its log-sum-exp. Rows without a key give O = 0 and lse = -inf.
 ///
-/// workspace: NULL with 0 (allocated inside), or at least vcattn_workspace_size() bytes, 256-byte aligned.
-/// Errors: invalid_argument (shapes, overlap, workspace too small or misaligned), out_of_memory.
+/// call: its device must be that of `prepared`, so NULL where that is on the CPU. On a CUDA device o and lse are device memory; the call
+/// enqueues on the stream and returns: it allocates nothing, waits for nothing and may be captured into a graph.
+/// workspace: NULL with 0 (allocated inside), or at least vcattn_workspace_size() bytes, 256-byte aligned; not used on a CUDA device.
+/// Errors: invalid_argument (shapes, overlap, device, workspace too small or misaligned), out_of_memory; on a CUDA device also unsupported,
+/// with the reason of vcattn_supports().
 VCATTN_C_API vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output const* output, void* workspace,
                                             size_t workspace_bytes, vcattn_call const* call);
 
-/// vcattn_prepare() and vcattn_attention() in one call. Errors: those of both.
+/// vcattn_prepare() and vcattn_attention() in one call, on the CPU. Errors: those of both.
 VCATTN_C_API vcattn_status vcattn_attend(vcattn_problem const* problem, vcattn_options const* options, vcattn_output const* output,
                                          vcattn_call const* call);
 

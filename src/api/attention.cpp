@@ -10,6 +10,7 @@
 
 #include "attention/cpu/attention.hpp"
 #include "device/cpu/isa.hpp"
+#include "dispatch/cuda.hpp"
 #include "dispatch/validate.hpp"
 #include "formats/prepared_layout.hpp"
 #include "prepare/prepare.hpp"
@@ -89,6 +90,7 @@ Prepared& Prepared::operator=(Prepared&&) noexcept = default;
 Prepared::Prepared(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Options const& Prepared::options() const { return impl_->options; }
+Device Prepared::device() const { return impl_->device; }
 std::size_t Prepared::size_bytes() const { return impl_->layout.total_bytes; }
 double Prepared::value_energy_removed() const { return impl_->value_energy_removed; }
 std::span<std::int32_t const> Prepared::permutation() const {
@@ -125,7 +127,7 @@ Prepared prepare(Problem const& problem, Options const& options, std::span<std::
   return Prepared(std::move(impl));
 }
 
-void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse, std::span<std::byte> workspace) {
+void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse, std::span<std::byte> workspace, Stream stream) {
   if (prepared.empty())
     throw Error(ErrorCode::invalid_argument, "attention needs a prepared problem; got an empty Prepared; call prepare() first");
   auto const& impl = prepared.impl();
@@ -137,6 +139,10 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
   if (!lse.empty() && lse.size() != lse_size) {
     throw Error(ErrorCode::invalid_argument, "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " +
                                                  std::to_string(lse.size()) + "; pass that many or an empty span");
+  }
+  if (impl.device == Device::cuda) {
+    dispatch::attention_cuda(impl, o, lse.empty() ? nullptr : lse.data(), stream);
+    return;
   }
   std::vector<std::byte> owned;
   std::size_t const bytes = attention_cpu::workspace_bytes(l, impl.view().sequences(), impl.options);

@@ -99,14 +99,37 @@ vcattn_status guarded(Body const& body) noexcept {
 
 Device to_device(std::uint32_t device) { return to_enum(device, Device::cuda, "device"); }
 
-/// NULL is the CPU without a stream, all that prepare() and attention() run on.
-void require_cpu_call(vcattn_call const* call) {
-  if (call == nullptr) return;
-  vcattn_call const c = read_struct(call, "call");
-  if (to_device(c.device) != Device::cpu) {
-    throw Error(ErrorCode::unsupported, "call.device: VCATTN_CPU required by this build, got VCATTN_CUDA; pass VCATTN_CPU or NULL");
+struct Call {
+  Device device = Device::cpu;
+  Stream stream = nullptr;
+};
+
+/// NULL is the CPU without a stream.
+Call to_call(vcattn_call const* in) {
+  if (in == nullptr) return {};
+  vcattn_call const c = read_struct(in, "call");
+  Call const call{to_device(c.device), c.stream};
+  if (call.device == Device::cpu && call.stream != nullptr) {
+    reject("call.stream: NULL required on the CPU, got a pointer; CPU calls are synchronous");
   }
-  if (c.stream != nullptr) reject("call.stream: NULL required on the CPU, got a pointer; CPU calls are synchronous");
+  return call;
+}
+
+void require_cpu_call(vcattn_call const* call) {
+  if (to_call(call).device != Device::cpu) {
+    throw Error(ErrorCode::unsupported,
+                "call.device: VCATTN_CPU required, since preparation runs there, got VCATTN_CUDA; pass VCATTN_CPU or NULL, copy with "
+                "vcattn_prepared_to_cuda(), and call vcattn_attention() with VCATTN_CUDA");
+  }
+}
+
+/// The caller must know where a problem is, since the pointers of its outputs depend on that.
+void require_device_of(Prepared const& prepared, Device device) {
+  if (prepared.device() == device) return;
+  if (device == Device::cuda) {
+    reject("call.device: VCATTN_CPU required by a problem in host memory, got VCATTN_CUDA; copy it with vcattn_prepared_to_cuda()");
+  }
+  reject("call.device: VCATTN_CUDA required by a problem in device memory, got VCATTN_CPU or NULL; pass a call with VCATTN_CUDA");
 }
 
 struct Output {
@@ -238,6 +261,16 @@ vcattn_status vcattn_supports(vcattn_problem const* problem, vcattn_options cons
   });
 }
 
+vcattn_status vcattn_cuda_available(uint32_t* available, char* reason, size_t reason_bytes) {
+  return guarded([&] {
+    require(available, "available");
+    to_bytes(reason, reason_bytes, "reason");
+    std::string const why_not = vcattn::cuda_unavailable_reason();
+    *available = why_not.empty() ? 1 : 0;
+    copy_text(why_not, reason, reason_bytes);
+  });
+}
+
 vcattn_status vcattn_prepared_size(vcattn_problem const* problem, vcattn_options const* options, size_t* size_bytes) {
   return guarded([&] { require(size_bytes, "size_bytes") = vcattn::prepared_size_bytes(to_problem(problem), to_options(options)); });
 }
@@ -256,6 +289,19 @@ vcattn_status vcattn_prepare(vcattn_problem const* problem, vcattn_options const
     require_disjoint(extent_of(bytes, "storage"), inputs_of(p));
     *prepared = std::make_unique<vcattn_prepared>(vcattn_prepared{vcattn::prepare(p, to_options(options), bytes)}).release();
   });
+}
+
+vcattn_status vcattn_prepared_to_cuda(vcattn_prepared const* prepared, void* storage, size_t storage_bytes, vcattn_prepared** on_device) {
+  return guarded([&] {
+    require(on_device, "on_device") = nullptr;
+    vcattn::Prepared const& source = require(prepared, "prepared").value;
+    auto const bytes = to_bytes(storage, storage_bytes, "storage");
+    *on_device = std::make_unique<vcattn_prepared>(vcattn_prepared{vcattn::to_cuda(source, bytes)}).release();
+  });
+}
+
+vcattn_status vcattn_prepared_device(vcattn_prepared const* prepared, uint32_t* device) {
+  return guarded([&] { require(device, "device") = static_cast<uint32_t>(require(prepared, "prepared").value.device()); });
 }
 
 vcattn_status vcattn_prepared_destroy(vcattn_prepared* prepared) {
@@ -278,11 +324,13 @@ vcattn_status vcattn_prepared_value_energy_removed(vcattn_prepared const* prepar
 vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output const* output, void* workspace, size_t workspace_bytes,
                                vcattn_call const* call) {
   return guarded([&] {
-    require_cpu_call(call);
+    Call const where = to_call(call);
+    vcattn::Prepared const& problem = require(prepared, "prepared").value;
+    require_device_of(problem, where.device);
     Output const out = to_output(output);
     auto const scratch = to_bytes(workspace, workspace_bytes, "workspace");
     require_disjoint(extent_of(scratch, "workspace"), {out.o_extent(), out.lse_extent()});
-    vcattn::attention(require(prepared, "prepared").value, out.o, out.lse, scratch);
+    vcattn::attention(problem, out.o, out.lse, scratch, where.stream);
   });
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "vcattn/attention.hpp"
+#include "vcattn/cuda.hpp"
 #include "vcattn/grouping.hpp"
 #include "vcattn/vcattn.h"
 

@@ -18,29 +18,37 @@ VCATTN_HD float log_position(int top_code) { return kCodeOfOne + 8.0f * std::log
 /// Whether the row constant moves only when a score would pass code 126: the head-room forms.
 VCATTN_HD constexpr bool has_head_room(ExpForm form) { return form == ExpForm::offset126 || form == ExpForm::two_line; }
 
-/// Integer row constant of FP16 scores, which are added to it in packed halves. [EQ-TOP-ALIGN]
+inline constexpr int kTopFractions = 64;  // steps in which [EQ-TOP-ALIGN] looks at the fraction of a row maximum
+
+/// j of [EQ-TOP-ALIGN] for a row maximum that lies `fraction` / 64 below an integer: how many codes below `top_code` that integer goes.
 /// The code of the row maximum is off by its rounding and by the linear mantissa, up to 6 % together, and a peaked row feels that in full.
 /// Of the kTopCandidates integers that put the maximum at top, top - 1, ... the one whose two errors cancel best is taken.
-VCATTN_HD float aligned_integer_constant(int top_code, float row_max) {
+VCATTN_HD constexpr int top_offset(int top_code, int fraction) {
   constexpr int kTopCandidates = 7;
   constexpr float kTailCost = 0.002f;  // per code: each one flushes 0.087 nats of the tail
   // (1 + m/8) 2^(-m/8) over its mean: decoded value of mantissa m against the logarithmic axis.
   constexpr float kRipple[8] = {0.9609060f, 0.9912991f, 1.0100280f, 1.0188198f, 1.0191948f, 1.0124895f, 0.9998767f, 0.9823832f};
-  float const ceiling = std::ceil(row_max);
-  float best = static_cast<float>(top_code) - ceiling;
+  int best = 0;
   float best_error = 2.0f;
   for (int j = 0; j < kTopCandidates && j < top_code; ++j) {
-    float const constant = static_cast<float>(top_code - j) - ceiling;
-    float const t = row_max + constant;
+    float const t = static_cast<float>(top_code - j) - static_cast<float>(fraction) / kTopFractions;
     float const code = rint_small(t);
     float const decoded = kRipple[static_cast<int>(code) & 7] * fma_f32(code - t, kNatsPerCode, 1.0f);
     float const error = abs_f32(decoded - 1.0f) + kTailCost * static_cast<float>(j);
     if (error < best_error) {
       best_error = error;
-      best = constant;
+      best = j;
     }
   }
   return best;
+}
+
+/// Fraction of [EQ-TOP-ALIGN]: how far a row maximum lies below the integer above it.
+VCATTN_HD int top_fraction(float row_max) { return static_cast<int>(rint_small((std::ceil(row_max) - row_max) * kTopFractions)); }
+
+/// Integer row constant of FP16 scores, which are added to it in packed halves. [EQ-TOP-ALIGN]
+VCATTN_HD float aligned_integer_constant(int top_code, float row_max) {
+  return static_cast<float>(top_code - top_offset(top_code, top_fraction(row_max))) - std::ceil(row_max);
 }
 
 /// Row constant after the running maximum became `row_max`.

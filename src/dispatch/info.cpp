@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "device/cpu/isa.hpp"
+#include "device/cuda/runtime.hpp"
 #include "vcattn/version.hpp"
 
 namespace vcattn {
@@ -33,8 +34,9 @@ RuntimeInfo runtime_info() {
   info.isa = device::cpu::isa_name(device::cpu::best_isa());
   for (device::cpu::Isa isa : device::cpu::available_isas()) info.available_isas.emplace_back(device::cpu::isa_name(isa));
   info.num_threads = tbb::this_task_arena::max_concurrency();
-  info.cuda_built = false;
-  info.cuda_note = "this release has no CUDA kernels yet; every recipe runs on the CPU";
+  info.cuda_built = VCATTN_HAVE_CUDA != 0;
+  info.cuda_note = device::cuda::unavailable_reason();
+  if (info.cuda_note.empty()) info.cuda_note = device::cuda::device_description();
   return info;
 }
 

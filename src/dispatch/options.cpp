@@ -3,6 +3,7 @@
 #include <charconv>
 #include <functional>
 
+#include "formats/prepared_layout.hpp"
 #include "grouping/order.hpp"
 #include "vcattn/options.hpp"
 
@@ -312,6 +313,8 @@ void validate_options(Options const& o) {
     fail("rounding=shaped and shaped_k are for qk=e4m3, int8 or nvfp4; got qk=" + name_of(kQkFormats, o.qk));
   }
   bool const unit = o.qk == QkFormat::e4m3 && o.qk_scaling == QkScaling::unit;
+  if (o.scores == ScoreFormat::f16 && !formats::allows_f16_scores(o.exp_form))
+    fail("scores=f16 needs expcast=two_line, offset126 or exp, whose row constants packed halves can hold; use scores=auto or f32");
   if (o.scores == ScoreFormat::f16 && !unit)
     fail("scores=f16 needs qk=e4m3 with qk_scaling=unit, which bounds the products; use scores=auto or f32");
   if (o.q_mean && unit) fail("q_mean=on does not go with qk_scaling=unit; use qk_scaling=block or q_mean=off");

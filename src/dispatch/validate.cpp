@@ -9,6 +9,7 @@
 
 #include "core/half.hpp"
 #include "device/cpu/parallel.hpp"
+#include "dispatch/cuda.hpp"
 #include "formats/prepared_layout.hpp"
 
 namespace vcattn {
@@ -228,11 +229,13 @@ void check_finite(Problem const& p, std::int32_t num_threads) {
 
 Support supports(Problem const& problem, Options const& options, Device device) noexcept {
   try {
-    if (device == Device::cuda) {
-      return {false, "device cuda needs a build with CUDA kernels; this release has the CPU back end only; use device cpu"};
-    }
-    if (device != Device::cpu) return {false, "device must be cpu or cuda; got " + std::to_string(static_cast<std::uint32_t>(device))};
+    if (device != Device::cpu && device != Device::cuda)
+      return {false, "device must be cpu or cuda; got " + std::to_string(static_cast<std::uint32_t>(device))};
     dispatch::check_problem(problem, options);
+    if (device == Device::cuda) {
+      std::string reason = dispatch::cuda_unsupported_reason(options, problem.q.head_dim(), formats::softmax_scale_of(problem));
+      if (!reason.empty()) return {false, std::move(reason)};
+    }
     return {true, {}};
   } catch (std::exception const& error) {
     return {false, error.what()};

@@ -31,6 +31,9 @@ constexpr int unit_query_code_max(std::int64_t head_dim_padded) {
 /// Score bound, in code units, up to which FP16 scores are used: an FP16 number below 1,024 still resolves half a code.
 inline constexpr float kFp16ScoreBound = 1024.0f;
 
+/// FP16 scores need a row constant that packed halves hold exactly, or go to FP32 for an exponential.
+constexpr bool allows_f16_scores(ExpForm form) { return form == ExpForm::two_line || form == ExpForm::offset126 || form == ExpForm::exp; }
+
 enum class ScoreVariant : std::uint8_t { f32 = 0, f16 = 1 };
 
 /// Stored slot of a key inside its 128-row tile. [EQ-KEY-SLOT] Slot 4t + j of a group of 16 holds key {2t, 2t+1, 8+2t, 9+2t}[j]:
@@ -162,7 +165,9 @@ namespace vcattn {
 struct Prepared::Impl {
   formats::PreparedLayout layout;
   Options options;
-  std::vector<std::byte> owned;  // with slack for alignment; empty when the caller supplied storage
+  Device device = Device::cpu;
+  std::vector<std::byte> owned;        // with slack for alignment; empty when the caller supplied storage, or on a device
+  std::shared_ptr<void> device_owned;  // device memory; empty when the caller supplied storage, or on the CPU
   std::byte* slab = nullptr;
   bool varlen = false;
   double value_energy_removed = 0.0;

@@ -149,7 +149,8 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
   std::vector<float> const descale = value_descales(format, options.v_per_channel, residual_amax, mean_amax);
   std::copy(descale.begin(), descale.end(), slab.section<float>(l.v_descale) + head_index * width);
 
-  // Second sweep: codes of every channel, [width][128 slots]; block means with what rounding left over.
+  // Second sweep: codes of every channel, [width][128 slots]; block means with what rounding left over, and what FP16 loses of them.
+  std::vector<float> lost(options.v_mean && options.emc ? static_cast<std::size_t>(s.tiles_kv * width) : 0, 0.0f);  // [tiles][width]
   std::int64_t const first_tile = slab.tile_kv(s, head_kv, 0);
   std::int64_t const row_bytes = kTileRows * l.v_bits / 8;
   constexpr std::int64_t kGroups = kTileRows / core::kNvfp4Group;
@@ -186,10 +187,22 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
       }
       for (int d = 0; d < width; ++d) {
         float const mean = block_means[static_cast<std::size_t>(b * width + d)] + error[static_cast<std::size_t>(d)];
-        stored[b * width + d] = core::fp16_encode(mean * (1.0f / descale[static_cast<std::size_t>(d)]));
+        float const channel_descale = descale[static_cast<std::size_t>(d)];
+        std::uint16_t const code = core::fp16_encode(mean * (1.0f / channel_descale));
+        stored[b * width + d] = code;
+        if (!options.emc) continue;
+        float const lost_by_fp16 = core::fma_f32(-core::fp16_decode(code), channel_descale, mean);
+        float& lost_of_tile = lost[static_cast<std::size_t>(j * width + d)];
+        lost_of_tile = core::fma_f32(static_cast<float>(valid), lost_by_fp16, lost_of_tile);
       }
     }
   });
+  if (!lost.empty()) {  // [EQ-EMC] V keeps the mean that was subtracted; what is added to O makes up for the stored block means
+    std::vector<float> mean_lost(static_cast<std::size_t>(width));
+    mean_of_tile_sums(lost, width, s.seqlen_kv, mean_lost.data());
+    float* const stored = slab.section<float>(l.v_global_mean) + head_index * width;
+    for (int d = 0; d < width; ++d) stored[d] += mean_lost[static_cast<std::size_t>(d)];
+  }
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numbers>
 #include <optional>
+#include <utility>
 
 #include "formats/prepared_layout.hpp"
 #include "reference/codecs.hpp"
@@ -206,9 +207,16 @@ Descales value_descales(SmoothedValues const& values, Options const& options) {
   return descales;
 }
 
-/// [EQ-EMC] Means as stored, in units of the descale. coded: transposed.
-Matrix stored_means(SmoothedValues const& values, Coded const& coded, Descales const& descale, Options const& options) {
+/// Means as stored.
+struct StoredMeans {
+  Matrix blocks;               // in units of the descale [blocks, Dp]
+  std::vector<double> global;  // FP32 values [Dp]
+};
+
+/// [EQ-EMC] coded: transposed.
+StoredMeans stored_means(SmoothedValues const& values, Coded const& coded, Descales const& descale, Options const& options) {
   Matrix means = values.block_means;
+  std::vector<double> lost(values.global_mean.size(), 0.0);  // over all keys, by rounding the block means
   for (std::int64_t j = 0; j < means.rows; ++j) {
     std::int64_t const first = j * options.v_block;
     std::int64_t const last = std::min<std::int64_t>(first + options.v_block, values.residual.rows);
@@ -216,19 +224,26 @@ Matrix stored_means(SmoothedValues const& values, Coded const& coded, Descales c
       double error_sum = 0;
       for (std::int64_t i = first; i < last; ++i) error_sum += values.residual(i, c) - coded.values(c, i) * descale.of_row(c);
       if (options.emc) means(j, c) += error_sum / static_cast<double>(last - first);
-      means(j, c) = fp16().round(means(j, c) / descale.of_row(c));
+      double const mean = means(j, c);
+      means(j, c) = fp16().round(mean / descale.of_row(c));
+      lost[static_cast<std::size_t>(c)] += static_cast<double>(last - first) * (mean - means(j, c) * descale.of_row(c));
     }
   }
-  return means;
+  std::vector<double> global = values.global_mean;
+  for (std::size_t c = 0; c < global.size(); ++c) {
+    if (options.emc && means.rows > 0) global[c] = f32(global[c] + lost[c] / static_cast<double>(values.residual.rows));
+  }
+  return {std::move(means), std::move(global)};
 }
 
 void encode_values(KeyValueHead& kv, Matrix const& v, Options const& options) {
   SmoothedValues const values = smooth_values(v, kv.order, options);
-  kv.v_global_mean.assign(values.global_mean.begin(), values.global_mean.end());
   kv.v_descale = value_descales(values, options);
   std::int64_t const padded_keys = formats::ceil_div(v.rows, kTileRows) * kTileRows;
   kv.v = encode_rows(transpose(pad_rows(values.residual, padded_keys)), code_format(options.v), kv.v_descale);
-  kv.v_mean = stored_means(values, kv.v, kv.v_descale, options);
+  StoredMeans means = stored_means(values, kv.v, kv.v_descale, options);
+  kv.v_mean = std::move(means.blocks);
+  kv.v_global_mean.assign(means.global.begin(), means.global.end());
 }
 
 }  // namespace
@@ -303,7 +318,8 @@ void prepare_group(PreparedSequence& prepared, Problem const& problem, Options c
     q.codes = encode_rows(rows, code_format(options.qk), q.descale, q_shaping ? &*q_shaping : nullptr);
     q.score_bound = score_bound(q, kv, tau);
     bool const fits_f16 = options.scores == ScoreFormat::automatic && q.score_bound <= static_cast<double>(formats::kFp16ScoreBound);
-    q.f16_scores = has_unit_scores(options) && (options.scores == ScoreFormat::f16 || fits_f16);
+    bool const f16_form = options.exp_form != ExpForm::paper && options.exp_form != ExpForm::affine;
+    q.f16_scores = has_unit_scores(options) && f16_form && (options.scores == ScoreFormat::f16 || fits_f16);
   }
 
   encode_values(kv, pad_cols(v, keys.rows.cols), options);

@@ -32,7 +32,7 @@ struct KeyValueHead {
   Coded v;                           // transposed: [Dp, keys padded to a multiple of 128], padding is 0
   Descales v_descale;                // per channel [Dp]
   Matrix v_mean;                     // with V-Smooth: FP16 values in units of v_descale [blocks of v_block keys, Dp]; else no rows
-  std::vector<float> v_global_mean;  // [Dp], 0 without V-Smooth
+  std::vector<float> v_global_mean;  // [Dp], what is added to O: with EMC, the mean of V and what FP16 lost of v_mean; 0 without V-Smooth
 };
 
 struct PreparedSequence {

@@ -59,9 +59,10 @@ float aligned_row_constant(int top_code, float row_max) {
   float const bias = static_cast<float>(std::exp(kExpCastBias));
   float best = 0;
   float smallest_error = std::numeric_limits<float>::infinity();
+  float const below = std::nearbyint((std::ceil(row_max) - row_max) * 64) / 64;
   for (int j = 0; j <= 6 && j < top_code; ++j) {
     float const candidate = static_cast<float>(top_code - j) - std::ceil(row_max);
-    float const t = row_max + candidate;
+    float const t = static_cast<float>(top_code - j) - below;
     float const code = std::nearbyint(t);
     float const mantissa = static_cast<float>(static_cast<int>(code) & 7) / 8;
     float const ripple = (1 + mantissa) * std::exp2(-mantissa) / bias;

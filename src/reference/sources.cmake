@@ -7,5 +7,6 @@ vcattn_layer(reference
     reference/problem_rows.cpp
     reference/slab.cpp
     reference/stages.cpp
+    reference/tensor_core.cpp
     reference/tile_ordered.cpp
   LINK vcattn_formats)

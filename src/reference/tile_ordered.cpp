@@ -10,6 +10,7 @@
 #include "reference/codecs.hpp"
 #include "reference/preparation.hpp"
 #include "reference/probabilities.hpp"
+#include "reference/tensor_core.hpp"
 
 namespace vcattn::reference {
 
@@ -179,7 +180,7 @@ ProbabilityRow tile_probabilities(ScoreRow const& scores, std::int64_t visible, 
 /// One query head of one sequence.
 class HeadLoop {
  public:
-  HeadLoop(SlabReader const& slab, std::int64_t b, std::int64_t head)
+  HeadLoop(SlabReader const& slab, std::int64_t b, std::int64_t head, ScoreArithmetic arithmetic)
       : slab_(slab),
         l_(slab.layout()),
         options_(slab.options()),
@@ -188,7 +189,8 @@ class HeadLoop {
         head_(head),
         head_kv_(head / (l_.num_heads / l_.num_heads_kv)),
         multiplier_(slab.get<float>(l_.score_multiplier, b * l_.num_heads + head)),
-        f16_scores_(slab.get<formats::ScoreVariant>(l_.score_variant, b * l_.num_heads + head) == formats::ScoreVariant::f16) {}
+        f16_scores_(slab.get<formats::ScoreVariant>(l_.score_variant, b * l_.num_heads + head) == formats::ScoreVariant::f16),
+        sm90_(arithmetic == ScoreArithmetic::sm90 && options_.qk == QkFormat::e4m3) {}
 
   /// Rows of query tile I after all of its key tiles.
   std::vector<RowState> run_query_tile(std::int64_t tile) const {
@@ -196,10 +198,10 @@ class HeadLoop {
     std::vector<RowState> states(static_cast<std::size_t>(rows));
     for (RowState& row : states) row.o.resize(static_cast<std::size_t>(l_.head_dim_padded));
     std::int64_t const q_tile = slab_.view().tile_q(s_, head_, tile);
-    Matrix const q = slab_.rows_of_tile(l_.q_codes, l_.q_scale_factors, q_tile);
+    Operand const q = operand(l_.q_codes, l_.q_scale_factors, q_tile);
     for (std::int64_t j = 0; j < s_.tiles_kv; ++j) {
       std::int64_t const k_tile = slab_.view().tile_kv(s_, head_kv_, j);
-      Matrix const k = slab_.rows_of_tile(l_.k_codes, l_.k_scale_factors, k_tile);
+      Operand const k = operand(l_.k_codes, l_.k_scale_factors, k_tile);
       Matrix const v = slab_.values_of_tile(k_tile);
       std::vector<float> const mean_scores = q_mean_scores(q_tile, k_tile);
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -231,6 +233,25 @@ class HeadLoop {
   }
 
  private:
+  /// A tile of Q or K, as the arithmetic of its products needs it.
+  struct Operand {
+    Matrix values;
+    SplitRows split;  // sm90 only
+  };
+
+  Operand operand(Section const& codes, Section const& scale_factors, std::int64_t tile) const {
+    Operand result{slab_.rows_of_tile(codes, scale_factors, tile), {}};
+    if (sm90_) result.split = split_e4m3(result.values);
+    return result;
+  }
+
+  /// s = q code . k code, in the format of the scores.
+  double product(Operand const& q, std::int64_t i, Operand const& k, std::int64_t j) const {
+    if (sm90_) return sm90_dot(q.split, i, k.split, j, f16_scores_ ? Accumulator::fp16 : Accumulator::fp32);
+    double const exact = dot(q.values, i, k.values, j);
+    return f16_scores_ ? fp16().round(exact) : exact;
+  }
+
   /// Code units per unit of s for a row and a key of a tile: f.
   float score_factor(std::int64_t q_tile, std::int64_t i, std::int64_t k_tile, std::int64_t j) const {
     if (has_unit_scores(options_)) return multiplier_;
@@ -259,13 +280,12 @@ class HeadLoop {
     return scores;
   }
 
-  ScoreRow score_row(Matrix const& q, Matrix const& k, std::int64_t i, std::int64_t q_tile, std::int64_t k_tile,
+  ScoreRow score_row(Operand const& q, Operand const& k, std::int64_t i, std::int64_t q_tile, std::int64_t k_tile,
                      std::vector<float> const& mean_scores) const {
     ScoreRow scores{};
     for (std::int64_t j = 0; j < kTileRows; ++j) {
-      double const product = dot(q, i, k, j);
       Score& score = scores[static_cast<std::size_t>(j)];
-      score.s = static_cast<float>(f16_scores_ ? fp16().round(product) : product);
+      score.s = static_cast<float>(product(q, i, k, j));
       score.factor = score_factor(q_tile, i, k_tile, j);
       if (options_.q_mean) score = {std::fma(score.s, score.factor, mean_scores[static_cast<std::size_t>(j)]), 1.0f};
     }
@@ -305,12 +325,13 @@ class HeadLoop {
   SequenceExtent const& s_;
   std::int64_t b_, head_, head_kv_;
   float multiplier_;
-  bool f16_scores_;
+  bool f16_scores_, sm90_;
 };
 
 }  // namespace
 
-AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Options const& options, std::byte const* slab, bool varlen) {
+AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Options const& options, std::byte const* slab, bool varlen,
+                                       ScoreArithmetic arithmetic) {
   SlabReader const reader(layout, options, slab);
   AttentionResult result;
   result.o.assign(static_cast<std::size_t>(layout.rows_q * layout.num_heads * layout.head_dim), 0.0);
@@ -318,7 +339,7 @@ AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Op
   for (std::int64_t b = 0; b < layout.batch; ++b) {
     SequenceExtent const& s = reader.view().sequences()[static_cast<std::size_t>(b)];
     for (std::int64_t head = 0; head < layout.num_heads; ++head) {
-      HeadLoop const loop(reader, b, head);
+      HeadLoop const loop(reader, b, head, arithmetic);
       std::int64_t const first_lse = varlen ? head * layout.rows_q + s.row_begin_q : reader.view().row_q(s, head);
       for (std::int64_t tile = 0; tile < s.tiles_q; ++tile) {
         std::vector<RowState> const rows = loop.run_query_tile(tile);

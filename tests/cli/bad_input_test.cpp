@@ -208,7 +208,6 @@ TEST_F(BadInput, OptionValues) {
   expect_refusal({"attend", good_, "-o", out, "--layout", "dhn"}, "--layout");
   expect_refusal({"attend", good_, "-o", out, "--out-dtype", "f8"}, "--out-dtype");
   expect_refusal({"attend", good_, "-o", out, "--device", "tpu"}, "--device");
-  expect_refusal({"attend", good_, "-o", out, "--device", "cuda"}, "CUDA");
   expect_refusal({"attend", good_, "-o", out, "--threads", "many"}, "--threads");
   expect_refusal({"attend", good_, "-o", out, "--threads", "-1"}, "--threads");
   expect_refusal({"attend", good_, "-o", out, "--set", "expcast=three_line"}, "three_line");
@@ -223,7 +222,6 @@ TEST_F(BadInput, OptionValues) {
   expect_refusal({"compare", good_, "--recipes", "vc8,best"}, "best");
   expect_refusal({"compare", good_, "--queries", "-4"}, "--queries");
   expect_refusal({"compare", good_, "--queries", "8", "--causal"}, "--queries");
-  expect_refusal({"compare", good_, "--device", "cuda"}, "CUDA");
   expect_refusal({"synth", "-o", out, "--grid", "1,2"}, "--grid");
   expect_refusal({"synth", "-o", out, "--grid", "1,0,2"}, "--grid");
   expect_refusal({"synth", "-o", out, "--grid", "65536,65536,65536"}, "--grid");
@@ -234,6 +232,24 @@ TEST_F(BadInput, OptionValues) {
   expect_refusal({"bench", "--case", "unknown"}, "--case");
   expect_refusal({"bench", "--case", "4096x4x128", "--shape", "1,2,3,4,64"}, "--shape");
   expect_refusal({"bench", "--shape", "1,16,16,1,64", "--repeats", "x"}, "--repeats");
+}
+
+TEST_F(BadInput, CudaWithoutAUsableGpu) {
+  HiddenGpus const hidden;
+  for (std::string const& input : {good_, file("absent")}) {  // before any work: not even the input is opened
+    expect_refusal({"attend", input, "-o", file("out"), "--device", "cuda"}, "use device cpu");
+    expect_refusal({"compare", input, "--device", "cuda"}, "use device cpu");
+    expect_refusal({"compare", input, "--device", "cuda", "--recipes", "exact", "--html", file("h"), "--json", file("j")},
+                   "use device cpu");
+  }
+  expect_refusal({"bench", "--device", "cuda"}, "use device cpu");
+  // more memory than any machine has
+  expect_refusal({"bench", "--device", "cuda", "--shape", "4096,1048576,1048576,64,128", "--json", file("j")}, "use device cpu");
+}
+
+TEST_F(BadInput, DevicesOfGroup) {
+  expect_refusal({"group", good_, "-o", file("out"), "--device", "cuda"}, "--device: cpu required");
+  expect_refusal({"group", good_, "-o", file("out"), "--device", "tpu"}, "--device");
 }
 
 TEST_F(BadInput, OptionNames) {

@@ -89,6 +89,15 @@ TEST_F(Commands, InfoListsEveryRecipe) {
   }
 }
 
+TEST_F(Commands, InfoSaysWhyCudaCannotBeUsed) {
+  HiddenGpus const hidden;
+  json const record = json::parse(run_successfully({"info", "--json"}).out);
+  ASSERT_TRUE(record["cuda_built"].is_boolean());
+  std::string const note = record["cuda_note"];
+  EXPECT_NE(note.find(record["cuda_built"] ? "no CUDA device" : "no CUDA kernels"), std::string::npos) << note;
+  EXPECT_NE(run_successfully({"info"}).out.find("CUDA      " + note), std::string::npos);
+}
+
 TEST_F(Commands, HelpAndVersionSucceed) {
   EXPECT_EQ(run_successfully({"--version"}).out, VCATTN_VERSION_STRING "\n");
   for (char const* command : {"info", "attend", "compare", "group", "synth", "bench"}) {
@@ -231,6 +240,8 @@ TEST_F(Commands, CompareWritesTheRecord) {
     for (char const* key : {"recipe", "rel_l2", "snr_db", "cosine", "max_abs", "seconds", "value_energy_removed", "device", "options"}) {
       EXPECT_TRUE(result.contains(key)) << key;
     }
+    EXPECT_DOUBLE_EQ(result["seconds"].get<double>(), result["prepare_seconds"].get<double>() + result["attention_seconds"].get<double>());
+    EXPECT_EQ(result["device"], "cpu");
     EXPECT_TRUE(result["rel_l2"].is_number()) << result;
     EXPECT_EQ(result["value_energy_removed"].is_number(), result["options"]["v_mean"] == "on") << result;
   }
@@ -265,6 +276,14 @@ TEST_F(Commands, CompareSaysWhichRecipeCannotServe) {
   EXPECT_TRUE(record["results"][1]["rel_l2"].is_null());
   EXPECT_TRUE(record["results"][1]["seconds"].is_null());
   EXPECT_NE(read_file(file("page")).find("not run: "), std::string::npos);
+}
+
+TEST_F(Commands, CompareRefusesBeforeTheWorkWhereNoRecipeCanServe) {
+  write_tensors(file("odd"),
+                {random_tensor("q", {1, 16, 1, 40}, 1), random_tensor("k", {1, 32, 1, 40}, 2), random_tensor("v", {1, 32, 1, 40}, 3)});
+  Outcome const outcome = run_program({"compare", file("odd"), "--recipes", "nvfp4,sage3"});
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("no recipe can serve this input: "), std::string::npos) << outcome.err;
 }
 
 TEST_F(Commands, CompareOfZeroValuesHasFiniteFigures) {
@@ -310,6 +329,8 @@ TEST_F(Commands, BenchReportsSpeedAndAccuracy) {
   ASSERT_EQ(record["results"].size(), 2u);
   for (json const& result : record["results"]) {
     EXPECT_EQ(result["attention"]["samples_seconds"].size(), 2u);
+    EXPECT_EQ(result["attention"]["calls_per_sample"], 1);
+    EXPECT_EQ(result["prepare"]["samples_seconds"].size(), 2u);
     EXPECT_GT(result["prepare+attention"]["tflops"].get<double>(), 0.0);
     EXPECT_LT(result["rel_l2"].get<double>(), 0.045);
   }

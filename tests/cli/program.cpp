@@ -13,6 +13,8 @@
 namespace vcattn::test {
 namespace {
 
+constexpr char const* kVisibleGpus = "CUDA_VISIBLE_DEVICES";
+
 /// The ends of a channel that the program writes into.
 struct Channel {
   int read_end = -1, write_end = -1;
@@ -98,6 +100,19 @@ int run_in_shell(std::string const& script, std::vector<std::string> const& argu
   int status = 0;
   if (::waitpid(child, &status, 0) != child) throw std::runtime_error("waitpid failed");
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+HiddenGpus::HiddenGpus() {
+  if (char const* const before = std::getenv(kVisibleGpus)) before_ = before;
+  ::setenv(kVisibleGpus, "-1", 1);
+}
+
+HiddenGpus::~HiddenGpus() {
+  if (before_) {
+    ::setenv(kVisibleGpus, before_->c_str(), 1);
+  } else {
+    ::unsetenv(kVisibleGpus);
+  }
 }
 
 Outcome run_program_on_terminal(std::vector<std::string> const& arguments) { return run(arguments, make_pipe(), make_terminal()); }

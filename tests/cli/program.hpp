@@ -2,6 +2,7 @@
 
 // Runs the built command line program.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,18 @@ struct Outcome {
 };
 
 Outcome run_program(std::vector<std::string> const& arguments);
+
+/// While one exists, programs see no GPU, on whatever machine they run.
+class HiddenGpus {
+ public:
+  HiddenGpus();
+  ~HiddenGpus();
+  HiddenGpus(HiddenGpus const&) = delete;
+  HiddenGpus& operator=(HiddenGpus const&) = delete;
+
+ private:
+  std::optional<std::string> before_;
+};
 
 /// The same with stderr as a terminal, whose text is `err`.
 Outcome run_program_on_terminal(std::vector<std::string> const& arguments);

@@ -140,7 +140,7 @@ TEST(ReferencePreparation, KMeanIsUndoneByTheCorrection) {
 class ValueBlocks : public testing::TestWithParam<std::int32_t> {};
 INSTANTIATE_TEST_SUITE_P(Rows, ValueBlocks, testing::Values(32, 64, 128));
 
-TEST_P(ValueBlocks, CompensatedMeansMakeTheErrorOfABlockSumToZero) {
+TEST_P(ValueBlocks, CompensatedMeansMakeTheErrorOfABlockAndOfTheHeadSumToZero) {
   std::int64_t const seqlen_kv = 211;
   OwnedProblem const owned = OwnedProblem::normal({1, 1, seqlen_kv, 1, 1, 32});
   Options options = recipe_options(Recipe::vc8s);
@@ -150,7 +150,10 @@ TEST_P(ValueBlocks, CompensatedMeansMakeTheErrorOfABlockSumToZero) {
   Problem problem = owned.problem();
   problem.permutation = permutation;
   KeyValueHead const kv = reference::prepare_reference(problem, options)[0].kv[0];
+  options.emc = false;
+  KeyValueHead const uncompensated = reference::prepare_reference(problem, options)[0].kv[0];
   Matrix const v = reference::load_rows(problem.v, 0, 0, 0, seqlen_kv);
+  std::vector<double> head_error(32);
   ASSERT_EQ(kv.v_mean.rows, (seqlen_kv + options.v_block - 1) / options.v_block);
   for (std::int64_t block = 0; block < kv.v_mean.rows; ++block) {
     std::int64_t const first = block * options.v_block;
@@ -160,7 +163,7 @@ TEST_P(ValueBlocks, CompensatedMeansMakeTheErrorOfABlockSumToZero) {
       double largest = 0;
       for (std::int64_t key = first; key < last; ++key) {
         double const decoded = (kv.v.values(c, key) + kv.v_mean(block, c)) * kv.v_descale.of_row(c) +
-                               static_cast<double>(kv.v_global_mean[static_cast<std::size_t>(c)]);
+                               static_cast<double>(uncompensated.v_global_mean[static_cast<std::size_t>(c)]);
         double const original = v(kv.order[static_cast<std::size_t>(key)], c);
         error += decoded - original;
         largest = std::max(largest, std::abs(decoded - original));
@@ -168,7 +171,14 @@ TEST_P(ValueBlocks, CompensatedMeansMakeTheErrorOfABlockSumToZero) {
       double const mean_resolution = std::abs(kv.v_mean(block, c)) * 0x1p-11 * kv.v_descale.of_row(c);
       EXPECT_LE(std::abs(error) / static_cast<double>(last - first), mean_resolution + 1e-6);
       EXPECT_LE(largest, 0.3) << "E4M3 to half a step of its largest octave";
+      head_error[static_cast<std::size_t>(c)] += error;
     }
+  }
+  // The global mean takes up what is left; it is an FP32 number.
+  for (std::size_t c = 0; c < 32; ++c) {
+    double const added = static_cast<double>(kv.v_global_mean[c]) - static_cast<double>(uncompensated.v_global_mean[c]);
+    double const fp32_step = std::abs(static_cast<double>(kv.v_global_mean[c])) * 0x1p-24 + 1e-12;
+    EXPECT_NEAR(added, -head_error[c] / static_cast<double>(seqlen_kv), 2 * fp32_step);
   }
 }
 

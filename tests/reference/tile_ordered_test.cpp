@@ -174,5 +174,21 @@ TEST(TileOrderedScores, Fp16VariantRoundsTheScores) {
   EXPECT_EQ(tile_ordered(owned.problem(), options).o, half.o) << "N(0,1) inputs stay below the score bound";
 }
 
+/// The short sums of sm_90 move some codes, and nothing else; INT8 products are exact there too.
+TEST(TileOrderedScores, Sm90ArithmeticIsForE4m3Only) {
+  OwnedProblem const owned = OwnedProblem::normal({1, 64, 256, 1, 1, 128}, 31);
+  for (Recipe const recipe : {Recipe::vc8, Recipe::vc8_paper, Recipe::vc8s}) {
+    Options const options = recipe_options(recipe);
+    reference::PackedSlab const slab = reference::pack_slab(owned.problem(), options);
+    auto const run = [&](reference::ScoreArithmetic arithmetic) {
+      return reference::tile_ordered_attention(slab.layout, options, slab.bytes.data(), false, arithmetic);
+    };
+    AttentionResult const exact = run(reference::ScoreArithmetic::exact);
+    AttentionResult const sm90 = run(reference::ScoreArithmetic::sm90);
+    EXPECT_EQ(exact.o != sm90.o, recipe != Recipe::vc8s) << recipe_name(recipe);
+    EXPECT_LE(relative_l2(sm90.o, exact.o), 0.02) << recipe_name(recipe);
+  }
+}
+
 }  // namespace
 }  // namespace vcattn

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "arguments.hpp"
+#include "attention_run.hpp"
 #include "commands/commands.hpp"
 #include "inputs.hpp"
 #include "io/safetensors.hpp"
@@ -44,11 +45,12 @@ void run_attend(AttendArguments const& arguments) {
                          arguments.input.named_paths());
   Recipe const recipe = arguments.recipe.empty() ? Options{}.recipe : parse_recipe(arguments.recipe);
   Options const options = resolve_options(recipe, arguments.run);
+  Device const device = usable_device(arguments.run.device);
   LoadedProblem const loaded(arguments.input);
   Problem const problem = loaded.problem();
   TensorView const& q = problem.q;
   DType const dtype = parse_out_dtype(arguments.out_dtype, q.dtype);
-  require_support(problem, options, parse_device(arguments.run.device));
+  require_support(problem, options, device);
 
   std::map<std::string, std::string> const metadata{{"recipe", std::string(recipe_name(recipe))}, {"vcattn", VCATTN_VERSION_STRING}};
   SafetensorsWriter writer(arguments.output, output_specs(q, loaded.layout(), dtype, arguments.lse), metadata);
@@ -65,7 +67,9 @@ void run_attend(AttendArguments const& arguments) {
   {
     Progress progress(1);
     progress.update(0, fmt::format("{} {}", recipe_name(recipe), loaded.name()));
-    attend(problem, options, {output.data(), o.dtype, o.shape, o.stride}, lse);
+    AttentionRun attention(problem, options, device, {output.data(), o.dtype, o.shape, o.stride}, lse);
+    attention.attend();
+    attention.fetch();
   }
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "arguments.hpp"
+#include "attention_run.hpp"
 #include "commands/commands.hpp"
 #include "evaluate.hpp"
 #include "inputs.hpp"
@@ -14,6 +15,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "synth/random.hpp"
+#include "vcattn/cuda.hpp"
 #include "vcattn/info.hpp"
 
 namespace vcattn::cli {
@@ -45,11 +47,16 @@ constexpr std::array<Case, 9> kCases{{{"4096x4x128", {1, 4096, 4096, 4, 128}, "f
 constexpr std::int64_t kFewestRepeats = 3;
 constexpr std::int64_t kMostRepeats = 10;
 constexpr double kEnoughSeconds = 5.0;          // no further repeat after this many seconds, where --repeats is not given
+constexpr std::int64_t kGpuRepeats = 20;        // where --repeats is not given
+constexpr double kGpuSampleSeconds = 0.02;      // calls fill a sample of about this length, so that launching them does not show
+constexpr std::int64_t kMostGpuCalls = 1000;    // in one sample
 constexpr std::int64_t kAccuracyQueries = 256;  // query rows per head that are compared with exact attention
 constexpr std::uint64_t kInputSeed = 20260915;
 
+constexpr std::string_view kDefaultRecipes = "exact,vc8-paper,vc8,vc8s";
+
 struct BenchArguments {
-  std::string case_name, shape, recipes = "exact,vc8-paper,vc8,vc8s", repeats = "0";
+  std::string case_name, shape, recipes, repeats = "0";
   bool list = false;
   RunArguments run;
   JsonArgument json;
@@ -87,8 +94,10 @@ HostTensor random_tensor(Shape const& shape, std::int64_t seqlen, std::uint64_t 
   return tensor;
 }
 
+/// Seconds of each repeat. On a GPU only attention is timed.
 struct Samples {
-  std::vector<double> prepare, attention, total;  ///< seconds of each repeat
+  std::vector<double> prepare, attention, total;
+  std::int64_t attention_calls = 1;  ///< whose mean each sample of attention is
 };
 
 double median(std::vector<double> values) {
@@ -103,20 +112,35 @@ double operations(Shape const& shape) {
          static_cast<double>(shape.seqlen_kv) * static_cast<double>(shape.head_dim);
 }
 
-/// Repeats the run and keeps the last output; the first run, which warms caches and threads, is not among the samples.
-Run timed_runs(Problem const& problem, Options const& options, std::int64_t repeats, Samples& samples) {
+/// Repeats preparation and attention and gives the last output. The first run, which warms caches and threads, is not among the samples.
+std::vector<float> time_on_cpu(Problem const& problem, Options const& options, std::int64_t repeats, Samples& samples) {
   std::int64_t const most = repeats != 0 ? repeats : kMostRepeats;
-  Run run = run_recipe(problem, options);
+  std::vector<float> output = run_recipe(problem, options, Device::cpu).output;
   double spent = 0;
   for (std::int64_t i = 0; i < most; ++i) {
     if (repeats == 0 && i >= kFewestRepeats && spent > kEnoughSeconds) break;
-    run = run_recipe(problem, options);
-    samples.prepare.push_back(run.prepare_seconds);
-    samples.attention.push_back(run.attention_seconds);
-    samples.total.push_back(run.seconds());
-    spent += run.seconds();
+    Run run = run_recipe(problem, options, Device::cpu);
+    samples.prepare.push_back(run.seconds.prepare);
+    samples.attention.push_back(run.seconds.attention);
+    samples.total.push_back(run.seconds.both());
+    spent += run.seconds.both();
+    output = std::move(run.output);
   }
-  return run;
+  return output;
+}
+
+/// Prepares once, repeats attention and gives the last output. Two calls come before the samples: the first one loads the kernel, the
+/// second one says how many calls make a sample.
+std::vector<float> time_on_gpu(Problem const& problem, Options const& options, std::int64_t repeats, Samples& samples) {
+  std::vector<float> output;
+  AttentionRun run(problem, options, Device::cuda, output_view(problem.q, output));
+  run.attend();
+  double const calls = std::ceil(kGpuSampleSeconds / std::max(run.attend(), kGpuSampleSeconds / static_cast<double>(kMostGpuCalls)));
+  samples.attention_calls = static_cast<std::int64_t>(calls);
+  for (std::int64_t i = 0; i < (repeats != 0 ? repeats : kGpuRepeats); ++i)
+    samples.attention.push_back(run.attend(samples.attention_calls));
+  run.fetch();
+  return output;
 }
 
 struct Measurement {
@@ -134,9 +158,13 @@ ordered_json measurement_json(Measurement const& measurement, Shape const& shape
     return ordered_json{
         {"median_seconds", median(seconds)}, {"tflops", operations(shape) / median(seconds) * 1e-12}, {"samples_seconds", seconds}};
   };
-  record["attention"] = scope(measurement.samples.attention);
-  record["prepare+attention"] = scope(measurement.samples.total);
-  record["prepare"] = {{"median_seconds", median(measurement.samples.prepare)}, {"samples_seconds", measurement.samples.prepare}};
+  Samples const& samples = measurement.samples;
+  record["attention"] = scope(samples.attention);
+  record["attention"]["calls_per_sample"] = samples.attention_calls;
+  if (!samples.total.empty()) {
+    record["prepare+attention"] = scope(samples.total);
+    record["prepare"] = {{"median_seconds", median(samples.prepare)}, {"samples_seconds", samples.prepare}};
+  }
   add_error_figures(record, measurement.result);
   record["options"] = options_json(measurement.result.options);
   return record;
@@ -145,7 +173,7 @@ ordered_json measurement_json(Measurement const& measurement, Shape const& shape
 ordered_json conditions_json(Case const& chosen, BenchArguments const& arguments, Options const& options) {
   RuntimeInfo const info = runtime_info();
   Shape const& shape = chosen.shape;
-  return {
+  ordered_json record{
       {"case", chosen.name},
       {"shape",
        {{"batch", shape.batch},
@@ -162,16 +190,23 @@ ordered_json conditions_json(Case const& chosen, BenchArguments const& arguments
       {"cpu_model", info.cpu_model},
       {"isa", info.isa},
       {"threads", options.num_threads == 0 ? info.num_threads : options.num_threads}};
+  if (parse_device(arguments.run.device) == Device::cuda) record["cuda_device"] = cuda_device_description();
+  return record;
 }
 
-void print_measurement(Measurement const& measurement, Shape const& shape) {
+void print_measurement(Measurement const& measurement, Shape const& shape, Device device) {
   RecipeResult const& result = measurement.result;
   if (!result.error.empty()) {
-    fmt::print("{:<10} not run: {}\n", result.name(), one_line(result.error));
+    fmt::print("{:<10} {}\n", result.name(), one_line(refusal_text(result, device)));
+    return;
+  }
+  double const attention = median(measurement.samples.attention);
+  if (device == Device::cuda) {
+    fmt::print("{:<10} {:>7} {:>13.4f} {:>9.1f} {:>11}\n", result.name(), measurement.samples.attention.size(), 1e3 * attention,
+               operations(shape) / attention * 1e-12, percent(pooled(result.heads).rel_l2()));
     return;
   }
   double const total = median(measurement.samples.total);
-  double const attention = median(measurement.samples.attention);
   fmt::print("{:<10} {:>7} {:>11.4f} {:>11.4f} {:>11.4f} {:>9.4f} {:>11}\n", result.name(), measurement.samples.total.size(),
              median(measurement.samples.prepare), attention, total, operations(shape) / attention * 1e-12,
              percent(pooled(result.heads).rel_l2()));
@@ -193,23 +228,21 @@ void list_cases(JsonArgument const& argument) {
   json.write(record);
 }
 
+std::int64_t parse_repeats(BenchArguments const& arguments) { return parse_integer("--repeats", arguments.repeats, 0, 1000); }
+
 void measure(Measurement& measurement, Problem const& problem, BenchArguments const& arguments, QuerySample const& sample,
              std::vector<float> const& reference) {
   RecipeResult& result = measurement.result;
-  Support const support = supports(problem, result.options, parse_device(arguments.run.device));
-  if (!support.ok) {
-    result.error = support.reason;
-    return;
-  }
-  std::int64_t const repeats = parse_integer("--repeats", arguments.repeats, 0, 1000);
-  Run const run = timed_runs(problem, result.options, repeats, measurement.samples);
-  result.heads = error_per_head(sample_rows(run.output, problem, sample), reference, problem.q.batch(), sample.count, problem.q.num_heads(),
+  if (!result.error.empty()) return;
+  auto const time = parse_device(arguments.run.device) == Device::cuda ? time_on_gpu : time_on_cpu;
+  std::vector<float> const output = time(problem, result.options, parse_repeats(arguments), measurement.samples);
+  result.heads = error_per_head(sample_rows(output, problem, sample), reference, problem.q.batch(), sample.count, problem.q.num_heads(),
                                 problem.q.head_dim());
 }
 
 std::vector<Measurement> planned_measurements(BenchArguments const& arguments) {
   std::vector<Measurement> measurements;
-  for (Recipe const recipe : parse_recipes(arguments.recipes)) {
+  for (Recipe const recipe : parse_recipes(arguments.recipes.empty() ? kDefaultRecipes : arguments.recipes)) {
     Measurement measurement;
     measurement.result.recipe = recipe;
     measurement.result.options = resolve_options(recipe, arguments.run);
@@ -219,12 +252,36 @@ std::vector<Measurement> planned_measurements(BenchArguments const& arguments) {
   return measurements;
 }
 
+/// check_support() of all, before the long work. Errors: also ErrorCode::unsupported where none is served.
+void require_any_support(std::vector<Measurement>& measurements, Problem const& problem, Device device, bool named) {
+  for (Measurement& entry : measurements) check_support(entry.result, problem, device, named);
+  if (std::ranges::none_of(measurements, [](Measurement const& entry) { return entry.result.error.empty(); })) {
+    throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this case: {}", measurements.front().result.error));
+  }
+}
+
+void print_measurements(std::vector<Measurement> const& measurements, Shape const& shape, ordered_json const& conditions, Device device) {
+  auto const text = [&conditions](char const* key) { return conditions.at(key).get<std::string>(); };
+  if (device == Device::cuda) {
+    fmt::print("{} on {}; medians of attention on prepared tensors; rel_l2 on at most {} query rows per head\n", text("case"),
+               text("cuda_device"), kAccuracyQueries);
+    fmt::print("{:<10} {:>7} {:>13} {:>9} {:>11}\n", "recipe", "repeats", "attention ms", "TFLOP/s", "rel_l2");
+  } else {
+    fmt::print("{} on {} ({}), {} threads; medians in seconds; rel_l2 on at most {} query rows per head\n", text("case"), text("cpu_model"),
+               text("isa"), conditions.at("threads").get<int>(), kAccuracyQueries);
+    fmt::print("{:<10} {:>7} {:>11} {:>11} {:>11} {:>9} {:>11}\n", "recipe", "repeats", "prepare", "attention", "both", "TFLOP/s",
+               "rel_l2");
+  }
+  for (Measurement const& measurement : measurements) print_measurement(measurement, shape, device);
+}
+
 void run_bench(BenchArguments const& arguments) {
   if (arguments.list) return list_cases(arguments.json);
   Case const chosen = find_case(arguments);
   Shape const& shape = chosen.shape;
   std::vector<Measurement> measurements = planned_measurements(arguments);
-  parse_integer("--repeats", arguments.repeats, 0, 1000);
+  parse_repeats(arguments);
+  Device const device = usable_device(arguments.run.device);
   JsonSink json(arguments.json);
   HostTensor const q = random_tensor(shape, shape.seqlen_q, 0);
   HostTensor const k = random_tensor(shape, shape.seqlen_kv, 1);
@@ -235,30 +292,25 @@ void run_bench(BenchArguments const& arguments) {
   problem.v = v.view(Layout::nhd);
   Options const exact = exact_options(arguments.run);
   require_support(problem, exact, Device::cpu);
+  require_any_support(measurements, problem, device, !arguments.recipes.empty());
   {
     Progress progress(static_cast<std::int64_t>(measurements.size()) + 1);
     progress.update(0, "exact reference in FP64");
     QuerySample const sample = evenly_spaced(shape.seqlen_q, kAccuracyQueries);
     Problem sampled = problem;
     sampled.q = sample_queries(problem.q, sample);
-    std::vector<float> const reference = run_recipe(sampled, exact).output;
+    std::vector<float> const reference = run_recipe(sampled, exact, Device::cpu).output;
     for (std::size_t i = 0; i < measurements.size(); ++i) {
       progress.update(static_cast<std::int64_t>(i) + 1, measurements[i].result.name());
       measure(measurements[i], problem, arguments, sample, reference);
     }
-  }
-  if (std::ranges::none_of(measurements, [](Measurement const& entry) { return entry.result.error.empty(); })) {
-    throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this case: {}", measurements.front().result.error));
   }
   ordered_json record = conditions_json(chosen, arguments, exact);
   record["results"] = ordered_json::array();
   for (Measurement const& measurement : measurements) record["results"].push_back(measurement_json(measurement, shape));
   json.write(record);
   if (arguments.json.to_stdout()) return;
-  fmt::print("{} on {} ({}), {} threads; medians in seconds; rel_l2 on at most {} query rows per head\n", chosen.name,
-             record["cpu_model"].get<std::string>(), record["isa"].get<std::string>(), record["threads"].get<int>(), kAccuracyQueries);
-  fmt::print("{:<10} {:>7} {:>11} {:>11} {:>11} {:>9} {:>11}\n", "recipe", "repeats", "prepare", "attention", "both", "TFLOP/s", "rel_l2");
-  for (Measurement const& measurement : measurements) print_measurement(measurement, shape);
+  print_measurements(measurements, shape, record, device);
 }
 
 }  // namespace
@@ -270,7 +322,7 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--case", arguments->case_name, "named case, see --list")->type_name("NAME");
   command->add_option("--shape", arguments->shape, "any other size")->type_name("B,Sq,Sk,H,D");
   command->add_option("--recipes", arguments->recipes, "recipes to run; default exact,vc8-paper,vc8,vc8s")->type_name("A,B,...");
-  command->add_option("--repeats", arguments->repeats, "timed repeats; default 3 to 10, as time allows")->type_name("N");
+  command->add_option("--repeats", arguments->repeats, "timed repeats; default 3 to 10, as time allows, on a GPU 20")->type_name("N");
   add_run_options(*command, arguments->run);
   add_json_option(*command, arguments->json);
   command->callback([arguments] { run_bench(*arguments); });

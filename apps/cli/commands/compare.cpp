@@ -12,6 +12,7 @@
 #include "parse.hpp"
 #include "progress.hpp"
 #include "report/report.hpp"
+#include "vcattn/cuda.hpp"
 
 namespace vcattn::cli {
 namespace {
@@ -25,25 +26,23 @@ struct CompareArguments {
   std::string recipes, queries = "0", html;
 };
 
-RecipeResult evaluate(Problem const& problem, RecipeResult result, Device device, std::vector<float> const& reference) {
-  Support const support = supports(problem, result.options, device);
-  if (!support.ok) {
-    result.error = support.reason;
-    return result;
-  }
-  Run const run = run_recipe(problem, result.options);
-  result.seconds = run.seconds();
+void evaluate(RecipeResult& result, Problem const& problem, Device device, std::vector<float> const& reference) {
+  if (!result.error.empty()) return;
+  Run const run = run_recipe(problem, result.options, device);
+  result.seconds = run.seconds;
   result.value_energy_removed = run.value_energy_removed;
   TensorView const& q = problem.q;
   result.heads = error_per_head(run.output, reference, q.batch(), q.seqlen(), q.num_heads(), q.head_dim());
-  return result;
 }
 
 ordered_json result_json(RecipeResult const& result, std::string const& device) {
   bool const failed = !result.error.empty();
   ordered_json record{{"recipe", result.name()}};
   add_error_figures(record, result);
-  record["seconds"] = failed ? ordered_json() : ordered_json(result.seconds);
+  auto const seconds = [failed](double value) { return failed ? ordered_json() : ordered_json(value); };
+  record["seconds"] = seconds(result.seconds.both());
+  record["prepare_seconds"] = seconds(result.seconds.prepare);
+  record["attention_seconds"] = seconds(result.seconds.attention);
   record["value_energy_removed"] = std::isfinite(result.value_energy_removed) ? ordered_json(result.value_energy_removed) : ordered_json();
   ordered_json per_head = ordered_json::array();
   for (ErrorSums const& head : result.heads) per_head.push_back(head.rel_l2());
@@ -54,17 +53,20 @@ ordered_json result_json(RecipeResult const& result, std::string const& device) 
   return record;
 }
 
-void print_table(std::vector<RecipeResult> const& results) {
-  fmt::print("{:<10} {:>11} {:>9} {:>11} {:>10} {:>10} {:>9}\n", "recipe", "rel_l2", "SNR dB", "cosine", "max abs", "V removed", "seconds");
+void print_table(std::vector<RecipeResult> const& results, Device device) {
+  bool const gpu = device == Device::cuda;
+  fmt::print("{:<10} {:>11} {:>9} {:>11} {:>10} {:>10} {:>9}\n", "recipe", "rel_l2", "SNR dB", "cosine", "max abs", "V removed",
+             gpu ? "GPU ms" : "seconds");
   for (RecipeResult const& result : results) {
     if (!result.error.empty()) {
-      fmt::print("{:<10} not run: {}\n", result.name(), one_line(result.error));
+      fmt::print("{:<10} {}\n", result.name(), one_line(refusal_text(result, device)));
       continue;
     }
     ErrorSums const total = pooled(result.heads);
     fmt::print("{:<10} {:>11} {:>9.2f} {:>11.8f} {:>10.3g} {:>10} {:>9.3f}\n", result.name(), percent(total.rel_l2()), total.snr_db(),
                total.cosine(), total.max_abs(),
-               std::isfinite(result.value_energy_removed) ? fixed_percent(result.value_energy_removed, 1) : "-", result.seconds);
+               std::isfinite(result.value_energy_removed) ? fixed_percent(result.value_energy_removed, 1) : "-",
+               gpu ? 1e3 * result.seconds.attention : result.seconds.both());
   }
 }
 
@@ -80,15 +82,17 @@ std::vector<RecipeResult> planned_results(CompareArguments const& arguments) {
   return results;
 }
 
-void require_any_success(std::vector<RecipeResult> const& results) {
-  bool const all_failed = std::ranges::none_of(results, [](RecipeResult const& result) { return result.error.empty(); });
-  if (all_failed) throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this input: {}", results.front().error));
+/// check_support() of all, before the long work. Errors: also ErrorCode::unsupported where none is served.
+void require_any_support(std::vector<RecipeResult>& results, Problem const& problem, Device device, bool named) {
+  for (RecipeResult& result : results) check_support(result, problem, device, named);
+  bool const none = std::ranges::none_of(results, [](RecipeResult const& result) { return result.error.empty(); });
+  if (none) throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this input: {}", results.front().error));
 }
 
 void run_compare(CompareArguments const& arguments) {
   require_distinct_paths(std::vector<NamedPath>{arguments.json.named_path(), {"--html", arguments.html}}, arguments.input.named_paths());
   std::vector<RecipeResult> results = planned_results(arguments);
-  Device const device = parse_device(arguments.run.device);
+  Device const device = usable_device(arguments.run.device);
   std::int64_t const queries = parse_integer("--queries", arguments.queries, 0, std::int64_t{1} << 40);
   LoadedProblem const loaded(arguments.input);
   Problem problem = loaded.problem();
@@ -99,6 +103,7 @@ void run_compare(CompareArguments const& arguments) {
 
   Options const exact = exact_options(arguments.run);
   require_support(problem, exact, Device::cpu);
+  require_any_support(results, problem, device, !arguments.recipes.empty());
   JsonSink json(arguments.json);
   std::optional<AtomicFile> html_file;
   if (!arguments.html.empty()) html_file.emplace(arguments.html);
@@ -106,15 +111,15 @@ void run_compare(CompareArguments const& arguments) {
     auto const steps = static_cast<std::int64_t>(results.size()) + 1;
     Progress progress(steps);
     progress.update(0, "exact reference in FP64");
-    std::vector<float> const reference = run_recipe(problem, exact).output;
+    std::vector<float> const reference = run_recipe(problem, exact, Device::cpu).output;
     for (std::size_t i = 0; i < results.size(); ++i) {
       progress.update(static_cast<std::int64_t>(i) + 1, results[i].name());
-      results[i] = evaluate(problem, std::move(results[i]), device, reference);
+      evaluate(results[i], problem, device, reference);
     }
   }
-  require_any_success(results);
 
   ordered_json record{{"input", loaded.name()}, {"shape", shape}};
+  if (device == Device::cuda) record["cuda_device"] = cuda_device_description();
   if (problem.q.seqlen() != shape["seqlen_q"]) record["queries"] = problem.q.seqlen();
   record["results"] = ordered_json::array();
   for (RecipeResult const& result : results) record["results"].push_back(result_json(result, arguments.run.device));
@@ -123,7 +128,7 @@ void run_compare(CompareArguments const& arguments) {
     html_file->commit();
   }
   json.write(record);
-  if (!arguments.json.to_stdout()) print_table(results);
+  if (!arguments.json.to_stdout()) print_table(results, device);
 }
 
 }  // namespace

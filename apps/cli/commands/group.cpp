@@ -66,6 +66,9 @@ void run_group(GroupArguments const& arguments) {
                          std::vector<NamedPath>{{"the input", arguments.file}, {"--v", arguments.v_file}});
   Options const options = grouping_options(arguments.run);
   validate_options(options);
+  if (parse_device(arguments.run.device) != Device::cpu) {
+    throw Error(ErrorCode::unsupported, "--device: cpu required, since grouping runs there, got 'cuda'; leave it out");
+  }
   Layout const layout = parse_layout(arguments.layout);
   HostTensor const tensor = load_values(arguments, layout);
   TensorView const v = tensor.view(layout);

@@ -43,8 +43,8 @@ std::string_view description(Recipe recipe) {
 void print_info(RuntimeInfo const& info) {
   fmt::print(
       "vcattn    {}\ncompiler  {}\nCPU       {}\nISA       {} (available: {})\nthreads   {}\nCUDA      {}\n\nrecipes (default: {})\n",
-      info.version, info.compiler, info.cpu_model, info.isa, fmt::join(info.available_isas, ", "), info.num_threads,
-      info.cuda_note.empty() ? (info.cuda_built ? "built" : "not built") : info.cuda_note, recipe_name(Options{}.recipe));
+      info.version, info.compiler, info.cpu_model, info.isa, fmt::join(info.available_isas, ", "), info.num_threads, info.cuda_note,
+      recipe_name(Options{}.recipe));
   for (Recipe const recipe : all_recipes()) fmt::print("  {:<10} {}\n", recipe_name(recipe), description(recipe));
 }
 

@@ -9,6 +9,7 @@
 #include "report/energy_map.hpp"
 #include "report/expcast_curves.hpp"
 #include "report/svg.hpp"
+#include "vcattn/cuda.hpp"
 #include "vcattn/info.hpp"
 
 namespace vcattn::cli {
@@ -103,13 +104,15 @@ std::string conditions(std::string const& input, Problem const& problem, nlohman
   html += condition("key order", problem.permutation.empty() ? "as each recipe groups" : "given by --perm");
   html += condition("choices replaced by --set", run.overrides.empty() ? "none" : run.overrides);
   html += condition("processor", fmt::format("{}, {}, {} threads", info.cpu_model, info.isa, threads == 0 ? info.num_threads : threads));
+  if (parse_device(run.device) == Device::cuda) html += condition("attention on", cuda_device_description());
   html += condition("software", fmt::format("vcattn {}, {}", info.version, info.compiler));
   return html + "</dl>\n";
 }
 
-std::string table_row(RecipeResult const& result, double largest) {
+std::string table_row(RecipeResult const& result, double largest, Device device) {
   if (!result.error.empty()) {
-    return fmt::format("<tr><td>{}</td><td class='reason' colspan='7'>not run: {}</td></tr>\n", result.name(), html_escape(result.error));
+    return fmt::format("<tr><td>{}</td><td class='reason' colspan='7'>{}</td></tr>\n", result.name(),
+                       html_escape(refusal_text(result, device)));
   }
   ErrorSums const total = pooled(result.heads);
   std::string const removed = std::isfinite(result.value_energy_removed) ? fixed_percent(result.value_energy_removed, 1) : "";
@@ -117,23 +120,23 @@ std::string table_row(RecipeResult const& result, double largest) {
   return fmt::format(
       "<tr><td>{}</td><td>{}</td><td class='bar'><span class='{}' "
       "style='width:{:.2f}%'></span></td><td>{:.2f}</td><td>{:.7f}</td><td>{:.2e}</td>"
-      "<td>{}</td><td>{:.2f}</td></tr>\n",
+      "<td>{}</td><td>{}</td></tr>\n",
       result.name(), percent(total.rel_l2()), family(result), 100 * share, total.snr_db(), total.cosine(), total.max_abs(), removed,
-      result.seconds);
+      device == Device::cuda ? fmt::format("{:.3f}", 1e3 * result.seconds.attention) : fmt::format("{:.2f}", result.seconds.both()));
 }
 
-std::string table_section(std::vector<RecipeResult> const& results) {
+std::string table_section(std::vector<RecipeResult> const& results, Device device) {
   std::string html =
       "<section><h2>Error of the attention output</h2>\n<p>Relative L2 error of O against exact attention in FP64 on the same inputs, all "
       "heads "
       "and measured rows together. Look for short blue bars: recipes that subtract block means from V.</p>\n";
   html += kFamilyLegend;
-  html +=
+  html += fmt::format(
       "<div class='scroll'><table><thead><tr><th>recipe</th><th>relative error</th><th></th><th>SNR, dB</th><th>cosine</th><th>largest "
-      "error</th><th>V energy "
-      "removed</th><th>seconds</th></tr></thead><tbody>\n";
+      "error</th><th>V energy removed</th><th>{}</th></tr></thead><tbody>\n",
+      device == Device::cuda ? "attention, ms" : "seconds");
   double const largest = largest_error(results);
-  for (RecipeResult const& result : results) html += table_row(result, largest);
+  for (RecipeResult const& result : results) html += table_row(result, largest, device);
   return html + "</tbody></table></div></section>\n";
 }
 
@@ -195,6 +198,7 @@ Options smoothing_options(std::vector<RecipeResult> const& results) {
 std::string comparison_page(std::string const& input, Problem const& problem, nlohmann::ordered_json const& shape,
                             std::vector<RecipeResult> const& results, RunArguments const& run) {
   std::string const file = std::filesystem::path(input).filename().string();
+  Device const device = parse_device(run.device);
   std::string html = fmt::format(
       "<!DOCTYPE html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
       "<title>vcattn: {0}</title><style>{1}</style></head>\n<body><main>\n<header><h1>Low-bit attention on {0}</h1><p>How far each recipe "
@@ -202,13 +206,13 @@ std::string comparison_page(std::string const& input, Problem const& problem, nl
       "attention, and what V-Smooth and ExpCast do to the error.</p></header>\n",
       html_escape(file), kStyle);
   html += conditions(input, problem, shape, run);
-  html += table_section(results);
+  html += table_section(results, device);
   html += heads_section(results, problem.q.batch(), problem.q.num_heads());
   html += energy_section(problem, smoothing_options(results));
   html += expcast_section();
-  return html +
-         "<footer>Written by vcattn compare. Times are of this run on this processor; they say nothing about "
-         "GPUs.</footer>\n</main></body></html>\n";
+  std::string_view const times = device == Device::cuda ? "Times are of attention on prepared tensors, one call on this GPU."
+                                                        : "Times are of this run on this processor; they say nothing about GPUs.";
+  return html + fmt::format("<footer>Written by vcattn compare. {}</footer>\n</main></body></html>\n", times);
 }
 
 }  // namespace vcattn::cli

@@ -1,0 +1,74 @@
+#include "vcattn/cuda.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "device/cuda/runtime.hpp"
+#include "formats/prepared_layout.hpp"
+
+namespace vcattn {
+
+namespace cuda = device::cuda;
+
+namespace {
+
+void check_bytes(std::size_t bytes, std::size_t size) {
+  if (bytes > size) {
+    throw Error(ErrorCode::invalid_argument,
+                "a CudaBuffer copy needs at most its " + std::to_string(size) + " bytes; got " + std::to_string(bytes));
+  }
+}
+
+}  // namespace
+
+std::string cuda_unavailable_reason() { return cuda::unavailable_reason(); }
+std::string cuda_device_description() { return cuda::device_description(); }
+
+CudaBuffer::CudaBuffer(std::size_t bytes) : memory_(cuda::allocate(bytes)), bytes_(bytes) {}
+
+void CudaBuffer::upload(void const* host, std::size_t bytes) {
+  check_bytes(bytes, bytes_);
+  cuda::copy_to_device(memory_.get(), host, bytes);
+}
+void CudaBuffer::download(void* host, std::size_t bytes, Stream stream) const {
+  check_bytes(bytes, bytes_);
+  cuda::copy_to_host(host, memory_.get(), bytes, stream);
+}
+void CudaBuffer::fill(unsigned char value) { cuda::fill(memory_.get(), value, bytes_); }
+
+Prepared to_cuda(Prepared const& prepared, std::span<std::byte> storage) {
+  cuda::require_device();
+  if (prepared.empty() || prepared.device() != Device::cpu) {
+    throw Error(ErrorCode::invalid_argument, std::string("to_cuda needs a problem prepared on the CPU; got ") +
+                                                 (prepared.empty() ? "an empty Prepared" : "one that is on a device already"));
+  }
+  auto const& source = prepared.impl();
+  std::size_t const bytes = source.layout.total_bytes;
+  if (!storage.empty() && (storage.size() < bytes || reinterpret_cast<std::uintptr_t>(storage.data()) % formats::kSectionAlignment != 0)) {
+    throw Error(ErrorCode::invalid_argument, "storage must be 256-byte aligned device memory of at least " + std::to_string(bytes) +
+                                                 " bytes; got " + std::to_string(storage.size()) + "; ask prepared.size_bytes()");
+  }
+  auto impl = std::make_unique<Prepared::Impl>();
+  impl->layout = source.layout;
+  impl->options = source.options;
+  impl->device = Device::cuda;
+  impl->varlen = source.varlen;
+  impl->value_energy_removed = source.value_energy_removed;
+  if (storage.empty()) impl->device_owned = cuda::allocate(bytes);
+  impl->slab = storage.empty() ? static_cast<std::byte*>(impl->device_owned.get()) : storage.data();
+  cuda::copy_to_device(impl->slab, source.slab, bytes);
+  return Prepared(std::move(impl));
+}
+
+CudaTimer::CudaTimer() : events_{cuda::create_event(), nullptr} { events_[1] = cuda::create_event(); }
+CudaTimer::~CudaTimer() {
+  for (void* const event : events_) cuda::destroy_event(event);
+}
+void CudaTimer::start(Stream stream) { cuda::record_event(events_[0], stream); }
+double CudaTimer::stop_ms(Stream stream) {
+  cuda::record_event(events_[1], stream);
+  return cuda::elapsed_ms(events_[0], events_[1]);
+}
+
+}  // namespace vcattn

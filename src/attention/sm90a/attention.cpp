@@ -1,0 +1,167 @@
+#include "attention/sm90a/attention.hpp"
+
+#include <algorithm>
+
+#include "attention/sm90a/instances.hpp"
+#include "core/online_softmax.hpp"
+#include "device/cuda/check.hpp"
+#include "device/cuda/runtime.hpp"
+#include "device/cuda/tensor_map.hpp"
+
+namespace vcattn::attention_sm90a {
+
+namespace {
+
+using device::cuda::BoxSwizzle;
+using device::cuda::make_tensor_map;
+using formats::kTileRows;
+using Slab = formats::SlabView<std::byte const>;
+using LaunchFunction = cudaError_t (*)(KernelParams const&, unsigned, cudaStream_t);
+
+struct Instance {
+  Scores scores;
+  Probabilities probabilities;
+  int head_dim;
+  LaunchFunction launch;
+};
+
+template <Scores kScores, Probabilities kProbabilities, int kHeadDim>
+constexpr Instance instance() {
+  return {kScores, kProbabilities, kHeadDim, launch_instance<TileConfig<kScores, kProbabilities, kHeadDim>>};
+}
+
+constexpr Instance kInstances[] = {
+    instance<Scores::f16, Probabilities::lines, 64>(), instance<Scores::f16, Probabilities::lines, 128>(),
+    instance<Scores::f16, Probabilities::exp, 64>(),   instance<Scores::f16, Probabilities::exp, 128>(),
+    instance<Scores::f32, Probabilities::lines, 64>(), instance<Scores::f32, Probabilities::lines, 128>(),
+    instance<Scores::f32, Probabilities::exp, 64>(),   instance<Scores::f32, Probabilities::exp, 128>(),
+    instance<Scores::s32, Probabilities::lines, 64>(), instance<Scores::s32, Probabilities::lines, 128>(),
+    instance<Scores::s32, Probabilities::exp, 64>(),   instance<Scores::s32, Probabilities::exp, 128>(),
+};
+
+Instance const& find_instance(Scores scores, Probabilities probabilities, std::int64_t head_dim) {
+  auto const* const found = std::find_if(std::begin(kInstances), std::end(kInstances), [&](Instance const& i) {
+    return i.scores == scores && i.probabilities == probabilities && i.head_dim == head_dim;
+  });
+  if (found == std::end(kInstances)) throw Error(ErrorCode::internal, "no sm_90a instance for head_dim " + std::to_string(head_dim));
+  return *found;
+}
+
+bool unit_scaling(Options const& options) { return options.qk == QkFormat::e4m3 && options.qk_scaling == QkScaling::unit; }
+
+/// Key tiles between two promotions of the FP8 accumulators. Residuals from block means hardly grow; whole values do.
+std::int32_t window_tiles(Options const& options) { return options.v_mean ? kWindowTiles : 1; }
+
+void set_softmax(KernelParams& p, Options const& options) {
+  bool const two_line = options.exp_form == ExpForm::two_line;
+  p.head_room = core::has_head_room(options.exp_form) ? 1 : 0;
+  for (int f = 0; f <= core::kTopFractions; ++f) {
+    p.aligned_top[f] = static_cast<std::int8_t>(options.top_code - core::top_offset(options.top_code, f));
+  }
+  p.top_position = options.exp_form == ExpForm::exp     ? core::log_position(options.top_code)  // [EQ-EXP]
+                   : options.exp_form == ExpForm::paper ? core::kPaperOffset                    // [EQ-EXPCAST-PAPER]
+                                                        : static_cast<float>(options.top_code);
+  constexpr std::uint32_t kBothHalves = 0x10001u;
+  p.slope2 = two_line ? core::fp16_encode(core::kTwoLineSlope) * kBothHalves : 0u;
+  p.offset2 = two_line ? static_cast<std::uint32_t>(core::kTwoLineOffset) * kBothHalves : 0u;  // FP16 bits of k * 2^-24 are k
+  p.log_bias = core::log_bias(options.exp_form);
+  p.window = window_tiles(options);
+}
+
+/// Neighbouring channels of an even channel can be stored in one access.
+bool stores_pairs(MutableTensorView const& o) {
+  if (o.stride[3] != 1) return false;
+  for (int d = 0; d < 3; ++d) {
+    if (o.shape[static_cast<std::size_t>(d)] > 1 && o.stride[static_cast<std::size_t>(d)] % 2 != 0) return false;
+  }
+  return reinterpret_cast<std::uintptr_t>(o.data) % static_cast<std::uintptr_t>(2 * dtype_bytes(o.dtype)) == 0;
+}
+
+void set_output(KernelParams& p, MutableTensorView const& o, float* lse, bool varlen) {
+  p.o = o.data;
+  for (std::size_t d = 0; d < 4; ++d) p.o_stride[d] = o.shape[d] > 1 ? o.stride[d] : 0;
+  p.o_pairs = stores_pairs(o) ? 1 : 0;
+  p.o_dtype = static_cast<std::uint32_t>(o.dtype);
+  p.varlen = varlen ? 1 : 0;
+  p.lse = lse;
+}
+
+void set_problem(KernelParams& p, Slab const& slab, Options const& options) {
+  auto const& l = slab.layout();
+  p.sequences = slab.section<formats::SequenceExtent>(l.sequences);
+  bool const unit = unit_scaling(options);
+  p.q_descale = unit ? nullptr : slab.section<float>(l.q_descale);
+  p.k_descale = unit ? nullptr : slab.section<float>(l.k_descale);
+  p.score_multiplier = slab.section<float>(l.score_multiplier);
+  p.score_variant = slab.section<std::uint8_t>(l.score_variant);
+  p.v_descale = slab.section<float>(l.v_descale);
+  p.v_global_mean = options.v_mean ? slab.section<float>(l.v_global_mean) : nullptr;
+  p.lse_correction = slab.section<float>(l.lse_correction);
+  p.batch = static_cast<std::int32_t>(l.batch);
+  p.num_heads = static_cast<std::int32_t>(l.num_heads);
+  p.num_heads_kv = static_cast<std::int32_t>(l.num_heads_kv);
+  p.head_dim = static_cast<std::int32_t>(l.head_dim);
+  p.q_blocks_per_tile = l.scales_per_block != 0 ? l.q_blocks_per_tile : 0;
+  p.rows_q = l.rows_q;
+  p.causal = l.causal;
+}
+
+void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) {
+  auto const& l = slab.layout();
+  int const width = static_cast<int>(l.head_dim_padded);
+  auto const row_swizzle = width == 128 ? BoxSwizzle::bytes_128 : BoxSwizzle::bytes_64;
+  // A map needs at least one row; a problem without key tiles loads none of them.
+  auto const tiles_q = std::max<std::int64_t>(l.num_heads * l.tiles_q, 1);
+  auto const tiles_kv = std::max<std::int64_t>(l.num_heads_kv * l.tiles_kv, 1);
+  auto const* const any = slab.section<std::byte>(l.sequences);
+  auto const base = [&](formats::Section const& s) { return s.bytes == 0 ? any : slab.section<std::byte>(s); };
+  p.q_map = make_tensor_map({base(l.q_codes), 1, tiles_q * kTileRows, width, kWarpgroupRows, width, row_swizzle});
+  p.k_map = make_tensor_map({base(l.k_codes), 1, tiles_kv * kTileRows, width, kTileKv, width, row_swizzle});
+  p.v_map = make_tensor_map({base(l.v_codes), 1, tiles_kv * width, kTileKv, width, kTileKv, BoxSwizzle::bytes_128});
+  auto const& means = options.v_mean ? l.v_mean : l.v_codes;
+  p.mean_map = make_tensor_map({base(means), 2, tiles_kv, width, kWindowTiles, 64, BoxSwizzle::bytes_128});
+}
+
+}  // namespace
+
+std::string unsupported_reason(Options const& o, std::int64_t head_dim_padded, float softmax_scale) {
+  auto const need = [](char const* what) { return std::string("the sm_90a kernels need ") + what; };
+  if (head_dim_padded != 64 && head_dim_padded != 128) return need("head_dim in 33..128; use device cpu for others");
+  if (o.qk != QkFormat::e4m3 && o.qk != QkFormat::int8) return need("qk=e4m3 or qk=int8");
+  if (o.v != VFormat::e4m3 || o.prob != ProbFormat::e4m3) return need("v=e4m3 and prob=e4m3");
+  if (o.q_mean) return need("q_mean=off");
+  if (o.exp_form == ExpForm::affine) return need("expcast=two_line, offset126 or paper, or exp");
+  if (o.qk_scaling == QkScaling::block && o.k_block != kTileKv) return need("k_block=128");
+  if (o.v_mean && o.v_block != kTileKv) return need("block=128 for the V means");
+  if (!(softmax_scale >= 0.0f)) return need("softmax_scale >= 0");
+  return "";
+}
+
+void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, float* lse, void* stream) {
+  auto const& l = slab.layout();
+  if (l.rows_q == 0) return;
+  KernelParams p{};
+  set_tensor_maps(p, slab, options);
+  set_problem(p, slab, options);
+  set_softmax(p, options);
+  set_output(p, o, lse, varlen);
+
+  Probabilities const probabilities = options.exp_form == ExpForm::exp ? Probabilities::exp : Probabilities::lines;
+  auto const ctas = static_cast<unsigned>(std::min<std::int64_t>(device::cuda::multiprocessors(), l.num_heads * l.tiles_q));
+  auto const launch = [&](Scores scores, int variant) {
+    p.variant = variant;
+    device::cuda::check(find_instance(scores, probabilities, l.head_dim_padded).launch(p, ctas, static_cast<cudaStream_t>(stream)),
+                        "launch of the attention kernel");
+  };
+  if (options.qk == QkFormat::int8) {
+    launch(Scores::s32, -1);
+  } else if (unit_scaling(options) && options.scores != ScoreFormat::f32) {
+    // The score bound of each head, on the device, says which of the two kernels serves it; the other one passes over the head.
+    launch(Scores::f16, static_cast<int>(formats::ScoreVariant::f16));
+    launch(Scores::f32, static_cast<int>(formats::ScoreVariant::f32));
+  } else {
+    launch(Scores::f32, -1);
+  }
+}
+
+}  // namespace vcattn::attention_sm90a

@@ -1,0 +1,19 @@
+#pragma once
+
+// Hopper back end (sm_90a) for 8-bit recipes. Host interface without CUDA types.
+
+#include <string>
+
+#include "formats/prepared_layout.hpp"
+
+namespace vcattn::attention_sm90a {
+
+/// Why these choices are not served, empty if they are. head_dim_padded: of the prepared layout.
+std::string unsupported_reason(Options const& options, std::int64_t head_dim_padded, float softmax_scale);
+
+/// Enqueues O and, unless lse is nullptr, the log-sum-exp on `stream` (cudaStream_t). All pointers are device memory; nothing is allocated,
+/// nothing is read back, so the call may be captured into a graph. Arguments must have been validated.
+void attention(formats::SlabView<std::byte const> const& slab, Options const& options, bool varlen, MutableTensorView const& o, float* lse,
+               void* stream);
+
+}  // namespace vcattn::attention_sm90a

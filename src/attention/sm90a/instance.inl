@@ -1,0 +1,20 @@
+// Body of one translation unit: an instance of launch_instance(). See sources.cmake.
+
+#include "attention/sm90a/instances.hpp"
+#include "attention/sm90a/kernel.cuh"
+#include "device/launch.cuh"
+
+namespace vcattn::attention_sm90a {
+
+template <class C>
+cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStream_t stream) {
+  constexpr int kBytes = static_cast<int>(smem_bytes<C>());
+  cudaError_t const status = cudaFuncSetAttribute(attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (status != cudaSuccess) return status;
+  return device::launch(attention_kernel<C>, dim3(ctas), dim3(C::kThreads), kBytes, stream, params);
+}
+
+template cudaError_t launch_instance<TileConfig<Scores::VCATTN_SCORES, Probabilities::VCATTN_PROBABILITIES, VCATTN_HEAD_DIM>>(
+    KernelParams const&, unsigned, cudaStream_t);
+
+}  // namespace vcattn::attention_sm90a

@@ -1,0 +1,16 @@
+#pragma once
+
+// The compiled instances: one translation unit each, generated from the list in sources.cmake.
+
+#include <cuda_runtime_api.h>
+
+#include "attention/sm90a/params.cuh"
+#include "attention/sm90a/tile_config.hpp"
+
+namespace vcattn::attention_sm90a {
+
+/// Starts the kernel of configuration C with `ctas` CTAs.
+template <class C>
+cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStream_t stream);
+
+}  // namespace vcattn::attention_sm90a

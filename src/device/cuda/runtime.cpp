@@ -1,0 +1,104 @@
+#include "device/cuda/runtime.hpp"
+
+#include "device/cuda/check.hpp"
+
+namespace vcattn::device::cuda {
+
+namespace {
+
+cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+int attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, attribute, current_device()), "cudaDeviceGetAttribute");
+  return value;
+}
+
+}  // namespace
+
+std::string unavailable_reason() {
+  int count = 0;
+  cudaError_t const status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    (void)cudaGetLastError();
+    return "no CUDA device can be used: " + std::string(status != cudaSuccess ? cudaGetErrorString(status) : "none is installed") +
+           "; use device cpu, or run where a GPU and its driver are";
+  }
+  int major = 0;
+  int minor = 0;
+  try {
+    major = attribute(cudaDevAttrComputeCapabilityMajor);
+    minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  } catch (Error const& error) {
+    return std::string("the current CUDA device cannot be used: ") + error.what() + "; use device cpu";
+  }
+  if (major != 9 || minor != 0) {
+    return "the CUDA kernels of this build need a GPU of compute capability 9.0 (H100, H200, GH200); the current device has " +
+           std::to_string(major) + "." + std::to_string(minor) + "; use device cpu";
+  }
+  return "";
+}
+
+void require_device() {
+  if (std::string const reason = unavailable_reason(); !reason.empty()) throw Error(ErrorCode::unsupported, reason);
+}
+
+int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+
+std::string device_description() {
+  require_device();
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, current_device()), "cudaGetDeviceProperties");
+  return std::string(properties.name) + " (sm_" + std::to_string(properties.major) + std::to_string(properties.minor) + ", " +
+         std::to_string(properties.multiProcessorCount) + " SMs)";
+}
+
+std::shared_ptr<void> allocate(std::size_t bytes) {
+  require_device();
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "cudaMalloc");
+  return {memory, [](void* pointer) { (void)cudaFree(pointer); }};
+}
+
+void copy_to_device(void* device, void const* host, std::size_t bytes) {
+  check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+  check(cudaStreamSynchronize(nullptr), "cudaMemcpy to the device");  // from pageable memory the call may return before the copy has ended
+}
+
+void copy_to_host(void* host, void const* device, std::size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, as_stream(stream)), "cudaMemcpyAsync to the host");
+  check(cudaStreamSynchronize(as_stream(stream)), "work on the stream");
+}
+
+void fill(void* device, unsigned char value, std::size_t bytes) {
+  check(cudaMemset(device, value, bytes), "cudaMemset");
+  check(cudaStreamSynchronize(nullptr), "cudaMemset");
+}
+
+void* create_event() {
+  require_device();
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "cudaEventCreate");
+  return event;
+}
+
+void destroy_event(void* event) noexcept { (void)cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+
+void record_event(void* event, void* stream) {
+  check(cudaEventRecord(static_cast<cudaEvent_t>(event), as_stream(stream)), "cudaEventRecord");
+}
+
+double elapsed_ms(void* start, void* stop) {
+  check(cudaEventSynchronize(static_cast<cudaEvent_t>(stop)), "work on the stream");
+  float ms = 0.0f;
+  check(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(stop)), "cudaEventElapsedTime");
+  return static_cast<double>(ms);
+}
+
+}  // namespace vcattn::device::cuda

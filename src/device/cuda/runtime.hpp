@@ -1,0 +1,29 @@
+#pragma once
+
+// The CUDA runtime behind plain functions, so that host code above this layer includes no CUDA header. In a build without CUDA,
+// unavailable_reason() says so and everything else throws it.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace vcattn::device::cuda {
+
+/// Empty if the current device can run the kernels of this build.
+std::string unavailable_reason();
+/// Throws ErrorCode::unsupported with that reason.
+void require_device();
+std::string device_description();
+int multiprocessors();
+
+std::shared_ptr<void> allocate(std::size_t bytes);
+void copy_to_device(void* device, void const* host, std::size_t bytes);
+void copy_to_host(void* host, void const* device, std::size_t bytes, void* stream);
+void fill(void* device, unsigned char value, std::size_t bytes);
+
+void* create_event();
+void destroy_event(void* event) noexcept;
+void record_event(void* event, void* stream);
+double elapsed_ms(void* start, void* stop);
+
+}  // namespace vcattn::device::cuda

@@ -1,0 +1,120 @@
+// The CUDA part of the C ABI where no GPU can be used: clear refusals, never a crash. What runs on a GPU is in gpu_c_api_test.cpp.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string>
+
+#include "c_api_case.hpp"
+
+namespace vcattn::test {
+namespace {
+
+/// Hides GPUs from this program, so that it sees the same on every machine.
+class WithoutGpus : public testing::Environment {
+ public:
+  void SetUp() override { ASSERT_EQ(::setenv("CUDA_VISIBLE_DEVICES", "-1", 1), 0); }
+};
+[[maybe_unused]] testing::Environment* const kWithoutGpus = testing::AddGlobalTestEnvironment(new WithoutGpus);
+
+class CApiCuda : public testing::Test {
+ protected:
+  CApiCuda() {
+    call.device = VCATTN_CUDA;
+    EXPECT_EQ(vcattn_prepare(&problem, &options, nullptr, 0, nullptr, &prepared), VCATTN_OK) << vcattn_last_error();
+  }
+  ~CApiCuda() override { EXPECT_EQ(vcattn_prepared_destroy(prepared), VCATTN_OK); }
+
+  static void expect_error(vcattn_status status, vcattn_status code, std::string const& text) {
+    EXPECT_EQ(status, code) << vcattn_last_error();
+    EXPECT_NE(std::string(vcattn_last_error()).find(text), std::string::npos) << "'" << vcattn_last_error() << "' should say " << text;
+  }
+
+  Case c;
+  vcattn_problem problem = c.c_problem();
+  vcattn_options options = c_options("vc8s");
+  vcattn_output output = c.c_output();
+  vcattn_call call = zeroed<vcattn_call>();
+  vcattn_prepared* prepared = nullptr;
+};
+
+TEST_F(CApiCuda, AvailableSaysWhyNot) {
+  std::uint32_t available = 1;
+  std::array<char, 512> reason{};
+  EXPECT_EQ(vcattn_cuda_available(&available, reason.data(), reason.size()), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(available, 0u);
+  EXPECT_NE(std::string(reason.data()).find("use device cpu"), std::string::npos) << reason.data();
+
+  std::array<char, 8> cut{};
+  cut.fill('x');
+  EXPECT_EQ(vcattn_cuda_available(&available, cut.data(), cut.size()), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(std::string(cut.data()), std::string(reason.data()).substr(0, cut.size() - 1));
+  EXPECT_EQ(vcattn_cuda_available(&available, nullptr, 0), VCATTN_OK) << vcattn_last_error();
+  expect_error(vcattn_cuda_available(nullptr, nullptr, 0), VCATTN_INVALID_ARGUMENT, "available: a non-null pointer");
+  expect_error(vcattn_cuda_available(&available, nullptr, 8), VCATTN_INVALID_ARGUMENT, "reason: a non-null pointer");
+}
+
+TEST_F(CApiCuda, SupportsGivesTheReason) {
+  std::uint32_t supported = 1;
+  std::array<char, 512> reason{};
+  EXPECT_EQ(vcattn_supports(&problem, &options, VCATTN_CUDA, &supported, reason.data(), reason.size()), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(supported, 0u);
+  EXPECT_NE(std::string(reason.data()).find("use device cpu"), std::string::npos) << reason.data();
+}
+
+TEST_F(CApiCuda, ProblemsAreCheckedBeforeTheDevice) {
+  problem.q.shape[3] = problem.k.shape[3] = problem.v.shape[3] = 7;
+  std::uint32_t supported = 1;
+  std::array<char, 512> reason{};
+  EXPECT_EQ(vcattn_supports(&problem, &options, VCATTN_CUDA, &supported, reason.data(), reason.size()), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(supported, 0u);
+  EXPECT_NE(std::string(reason.data()).find("head_dim"), std::string::npos) << reason.data();
+}
+
+TEST_F(CApiCuda, CopyNeedsADevice) {
+  auto* on_device = prepared;
+  expect_error(vcattn_prepared_to_cuda(prepared, nullptr, 0, &on_device), VCATTN_UNSUPPORTED, "use device cpu");
+  EXPECT_EQ(on_device, nullptr) << "a failed call must leave no handle";
+}
+
+TEST_F(CApiCuda, CopyChecksItsArguments) {
+  vcattn_prepared* on_device = prepared;
+  std::array<std::byte, 8> storage{};
+  expect_error(vcattn_prepared_to_cuda(nullptr, nullptr, 0, &on_device), VCATTN_INVALID_ARGUMENT, "prepared: a non-null pointer");
+  EXPECT_EQ(on_device, nullptr);
+  expect_error(vcattn_prepared_to_cuda(prepared, nullptr, 0, nullptr), VCATTN_INVALID_ARGUMENT, "on_device: a non-null pointer");
+  expect_error(vcattn_prepared_to_cuda(prepared, storage.data(), 0, &on_device), VCATTN_INVALID_ARGUMENT, "storage");
+  expect_error(vcattn_prepared_to_cuda(prepared, nullptr, storage.size(), &on_device), VCATTN_INVALID_ARGUMENT, "storage");
+  expect_error(vcattn_prepared_to_cuda(prepared, storage.data(), std::numeric_limits<std::size_t>::max(), &on_device),
+               VCATTN_INVALID_ARGUMENT, "storage");
+}
+
+TEST_F(CApiCuda, PreparedIsOnTheCpu) {
+  std::uint32_t device = 9;
+  EXPECT_EQ(vcattn_prepared_device(prepared, &device), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(device, VCATTN_CPU);
+  expect_error(vcattn_prepared_device(nullptr, &device), VCATTN_INVALID_ARGUMENT, "prepared: a non-null pointer");
+  expect_error(vcattn_prepared_device(prepared, nullptr), VCATTN_INVALID_ARGUMENT, "device: a non-null pointer");
+}
+
+TEST_F(CApiCuda, PreparationRunsOnTheCpuOnly) {
+  auto* other = prepared;
+  expect_error(vcattn_prepare(&problem, &options, nullptr, 0, &call, &other), VCATTN_UNSUPPORTED, "vcattn_prepared_to_cuda()");
+  EXPECT_EQ(other, nullptr);
+  expect_error(vcattn_attend(&problem, &options, &output, &call), VCATTN_UNSUPPORTED, "vcattn_prepared_to_cuda()");
+}
+
+TEST_F(CApiCuda, TheCallMustNameTheDeviceOfTheProblem) {
+  // Addresses that no process owns: a device's are not for the host to read.
+  output.o.data = reinterpret_cast<void*>(std::uintptr_t{4096});
+  output.lse = reinterpret_cast<float*>(std::uintptr_t{1} << 30);
+  call.stream = &call;
+  expect_error(vcattn_attention(prepared, &output, nullptr, 0, &call), VCATTN_INVALID_ARGUMENT, "call.device: VCATTN_CPU required");
+}
+
+}  // namespace
+}  // namespace vcattn::test
