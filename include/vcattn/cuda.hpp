@@ -20,11 +20,13 @@ VCATTN_API std::string cuda_unavailable_reason();
 /// Name and multiprocessors of the current device, e.g. "NVIDIA H200 (sm_90, 132 SMs)".
 VCATTN_API std::string cuda_device_description();
 
-/// Memory of the current device. Movable, not copyable.
+/// Memory of the current device. Movable, not copyable. Its destruction waits for the device and may not happen during a stream capture.
 class VCATTN_API CudaBuffer {
  public:
   /// Errors: out_of_memory.
   explicit CudaBuffer(std::size_t bytes);
+  CudaBuffer(CudaBuffer&& other) noexcept;
+  CudaBuffer& operator=(CudaBuffer&& other) noexcept;
 
   void* data() const { return memory_.get(); }
   std::size_t size() const { return bytes_; }
@@ -42,23 +44,21 @@ class VCATTN_API CudaBuffer {
 
 /// Copy of a prepared problem in device memory, for attention(). Waits for the copy.
 /// storage: empty (allocated, owned by the result) or device memory of at least prepared.size_bytes(), 256-byte aligned, which then must
-/// outlive the result. permutation() of the copy is device memory. Errors: invalid_argument where `prepared` is on a device already.
+/// outlive the result, and be read by no attention() still running. permutation() of the copy is device memory. attention() of the copy
+/// must run with the same device current. Errors: invalid_argument where `prepared` is on a device already.
 VCATTN_API Prepared to_cuda(Prepared const& prepared, std::span<std::byte> storage = {});
 
 /// Milliseconds that work takes on a stream, measured by events on the device.
 class VCATTN_API CudaTimer {
  public:
   CudaTimer();
-  ~CudaTimer();
-  CudaTimer(CudaTimer const&) = delete;
-  CudaTimer& operator=(CudaTimer const&) = delete;
 
   void start(Stream stream = nullptr);
   /// Waits for the work enqueued since start().
   double stop_ms(Stream stream = nullptr);
 
  private:
-  void* events_[2];
+  std::shared_ptr<void> start_, stop_;
 };
 
 }  // namespace vcattn

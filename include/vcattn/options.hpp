@@ -58,7 +58,7 @@ enum class ExpForm : std::uint32_t {
 /// Precision of the scores that enter the softmax.
 enum class ScoreFormat : std::uint32_t {
   automatic,  ///< FP16 where the score bound of a head allows it (unit scaling only), FP32 elsewhere
-  f16,        ///< FP16 for every head; refused where scaling is not `unit`
+  f16,        ///< FP16 for every head with a bound up to 1,900 code units, FP32 elsewhere; refused where scaling is not `unit`
   f32,
 };
 

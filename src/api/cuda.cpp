@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/cuda/runtime.hpp"
+#include "dispatch/cuda.hpp"
 #include "formats/prepared_layout.hpp"
 
 namespace vcattn {
@@ -26,6 +28,12 @@ std::string cuda_unavailable_reason() { return cuda::unavailable_reason(); }
 std::string cuda_device_description() { return cuda::device_description(); }
 
 CudaBuffer::CudaBuffer(std::size_t bytes) : memory_(cuda::allocate(bytes)), bytes_(bytes) {}
+CudaBuffer::CudaBuffer(CudaBuffer&& other) noexcept : memory_(std::move(other.memory_)), bytes_(std::exchange(other.bytes_, 0)) {}
+CudaBuffer& CudaBuffer::operator=(CudaBuffer&& other) noexcept {
+  memory_ = std::move(other.memory_);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
 
 void CudaBuffer::upload(void const* host, std::size_t bytes) {
   check_bytes(bytes, bytes_);
@@ -53,22 +61,21 @@ Prepared to_cuda(Prepared const& prepared, std::span<std::byte> storage) {
   impl->layout = source.layout;
   impl->options = source.options;
   impl->device = Device::cuda;
+  impl->device_ordinal = cuda::current_device();
   impl->varlen = source.varlen;
   impl->value_energy_removed = source.value_energy_removed;
   if (storage.empty()) impl->device_owned = cuda::allocate(bytes);
   impl->slab = storage.empty() ? static_cast<std::byte*>(impl->device_owned.get()) : storage.data();
   cuda::copy_to_device(impl->slab, source.slab, bytes);
+  dispatch::load_cuda_kernels();
   return Prepared(std::move(impl));
 }
 
-CudaTimer::CudaTimer() : events_{cuda::create_event(), nullptr} { events_[1] = cuda::create_event(); }
-CudaTimer::~CudaTimer() {
-  for (void* const event : events_) cuda::destroy_event(event);
-}
-void CudaTimer::start(Stream stream) { cuda::record_event(events_[0], stream); }
+CudaTimer::CudaTimer() : start_(cuda::create_event()), stop_(cuda::create_event()) {}
+void CudaTimer::start(Stream stream) { cuda::record_event(start_.get(), stream); }
 double CudaTimer::stop_ms(Stream stream) {
-  cuda::record_event(events_[1], stream);
-  return cuda::elapsed_ms(events_[0], events_[1]);
+  cuda::record_event(stop_.get(), stream);
+  return cuda::elapsed_ms(start_.get(), stop_.get());
 }
 
 }  // namespace vcattn

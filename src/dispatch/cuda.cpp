@@ -1,19 +1,39 @@
 #include "dispatch/cuda.hpp"
 
+#include <cstdint>
+
 #include "attention/sm90a/attention.hpp"
 #include "device/cuda/runtime.hpp"
 
 namespace vcattn::dispatch {
 
-std::string cuda_unsupported_reason(Options const& options, std::int64_t head_dim, float softmax_scale) {
+std::string cuda_unsupported_reason(formats::PreparedLayout const& layout, Options const& options) {
   if (std::string const reason = device::cuda::unavailable_reason(); !reason.empty()) return reason;
-  return attention_sm90a::unsupported_reason(options, formats::padded_head_dim(head_dim), softmax_scale);
+  return attention_sm90a::unsupported_reason(layout, options);
 }
 
+void load_cuda_kernels() { attention_sm90a::load_kernels(); }
+
+namespace {
+
+void check_aligned(void const* data, std::size_t bytes, char const* name) {
+  if (reinterpret_cast<std::uintptr_t>(data) % bytes == 0) return;
+  throw Error(ErrorCode::invalid_argument, std::string(name) + " must be aligned to its elements of " + std::to_string(bytes) +
+                                               " bytes; got address " + std::to_string(reinterpret_cast<std::uintptr_t>(data)));
+}
+
+}  // namespace
+
 void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, Stream stream) {
-  auto const& l = prepared.layout;
-  std::string const reason = cuda_unsupported_reason(prepared.options, l.head_dim, l.softmax_scale);
+  std::string const reason = cuda_unsupported_reason(prepared.layout, prepared.options);
   if (!reason.empty()) throw Error(ErrorCode::unsupported, reason);
+  if (int const current = device::cuda::current_device(); current != prepared.device_ordinal) {
+    throw Error(ErrorCode::invalid_argument, "attention needs the device of the prepared problem, " +
+                                                 std::to_string(prepared.device_ordinal) + ", to be current; got " +
+                                                 std::to_string(current) + "; call cudaSetDevice");
+  }
+  check_aligned(o.data, static_cast<std::size_t>(dtype_bytes(o.dtype)), "o");
+  check_aligned(lse, sizeof(float), "lse");
   attention_sm90a::attention(prepared.view(), prepared.options, prepared.varlen, o, lse, stream);
 }
 

@@ -233,7 +233,7 @@ Support supports(Problem const& problem, Options const& options, Device device) 
       return {false, "device must be cpu or cuda; got " + std::to_string(static_cast<std::uint32_t>(device))};
     dispatch::check_problem(problem, options);
     if (device == Device::cuda) {
-      std::string reason = dispatch::cuda_unsupported_reason(options, problem.q.head_dim(), formats::softmax_scale_of(problem));
+      std::string reason = dispatch::cuda_unsupported_reason(formats::plan_layout(problem, options).layout, options);
       if (!reason.empty()) return {false, std::move(reason)};
     }
     return {true, {}};

@@ -31,6 +31,14 @@ constexpr int unit_query_code_max(std::int64_t head_dim_padded) {
 /// Score bound, in code units, up to which FP16 scores are used: an FP16 number below 1,024 still resolves half a code.
 inline constexpr float kFp16ScoreBound = 1024.0f;
 
+/// The same where FP16 scores are asked for: row constants up to 2,048 are exact in packed halves, and a code cannot pass 126.
+inline constexpr float kFp16ScoreLimit = 1900.0f;
+
+/// Bound up to which a choice of scores means FP16.
+constexpr float fp16_score_bound(ScoreFormat scores) {
+  return scores == ScoreFormat::f32 ? -1.0f : scores == ScoreFormat::f16 ? kFp16ScoreLimit : kFp16ScoreBound;
+}
+
 /// FP16 scores need a row constant that packed halves hold exactly, or go to FP32 for an exponential.
 constexpr bool allows_f16_scores(ExpForm form) { return form == ExpForm::two_line || form == ExpForm::offset126 || form == ExpForm::exp; }
 
@@ -166,6 +174,7 @@ struct Prepared::Impl {
   formats::PreparedLayout layout;
   Options options;
   Device device = Device::cpu;
+  int device_ordinal = 0;              // of a CUDA device
   std::vector<std::byte> owned;        // with slack for alignment; empty when the caller supplied storage, or on a device
   std::shared_ptr<void> device_owned;  // device memory; empty when the caller supplied storage, or on the CPU
   std::byte* slab = nullptr;

@@ -306,8 +306,7 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     }
     slab.section<float>(l.score_bound)[index] = bound;
     slab.section<float>(l.score_multiplier)[index] = multiplier;
-    bool const f16 = unit && formats::allows_f16_scores(options.exp_form) && options.scores != ScoreFormat::f32 &&
-                     (options.scores == ScoreFormat::f16 || bound <= formats::kFp16ScoreBound);
+    bool const f16 = unit && formats::allows_f16_scores(options.exp_form) && bound <= formats::fp16_score_bound(options.scores);
     slab.section<formats::ScoreVariant>(l.score_variant)[index] = f16 ? formats::ScoreVariant::f16 : formats::ScoreVariant::f32;
 
     float* const correction = slab.section<float>(l.lse_correction) + slab.row_q(s, h);

@@ -188,7 +188,10 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
       for (int d = 0; d < width; ++d) {
         float const mean = block_means[static_cast<std::size_t>(b * width + d)] + error[static_cast<std::size_t>(d)];
         float const channel_descale = descale[static_cast<std::size_t>(d)];
-        std::uint16_t const code = core::fp16_encode(mean * (1.0f / channel_descale));
+        // A mean beyond FP32 marks its own head through the global mean; as a number here it would reach the next head of a kernel's
+        // window.
+        float const in_descales = mean * (1.0f / channel_descale);
+        std::uint16_t const code = core::is_finite(in_descales) ? core::fp16_encode(in_descales) : std::uint16_t{0};
         stored[b * width + d] = code;
         if (!options.emc) continue;
         float const lost_by_fp16 = core::fma_f32(-core::fp16_decode(code), channel_descale, mean);

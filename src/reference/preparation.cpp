@@ -317,9 +317,10 @@ void prepare_group(PreparedSequence& prepared, Problem const& problem, Options c
     }
     q.codes = encode_rows(rows, code_format(options.qk), q.descale, q_shaping ? &*q_shaping : nullptr);
     q.score_bound = score_bound(q, kv, tau);
-    bool const fits_f16 = options.scores == ScoreFormat::automatic && q.score_bound <= static_cast<double>(formats::kFp16ScoreBound);
+    double const f16_bound = options.scores == ScoreFormat::automatic ? 1024 : 1900;
+    bool const fits_f16 = options.scores != ScoreFormat::f32 && q.score_bound <= f16_bound;
     bool const f16_form = options.exp_form != ExpForm::paper && options.exp_form != ExpForm::affine;
-    q.f16_scores = has_unit_scores(options) && f16_form && (options.scores == ScoreFormat::f16 || fits_f16);
+    q.f16_scores = has_unit_scores(options) && f16_form && fits_f16;
   }
 
   encode_values(kv, pad_cols(v, keys.rows.cols), options);

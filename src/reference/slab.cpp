@@ -1,5 +1,6 @@
 #include "reference/slab.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -55,7 +56,8 @@ class Packer {
     }
     for (std::size_t i = 0; i < kv.v_mean.data.size(); ++i) {
       std::int64_t const index = first_tile * layout_.v_blocks_per_tile * dp + static_cast<std::int64_t>(i);
-      put(layout_.v_mean, index, static_cast<std::uint16_t>(fp16().encode(kv.v_mean.data[i])));
+      double const mean = kv.v_mean.data[i];
+      put(layout_.v_mean, index, static_cast<std::uint16_t>(std::isfinite(mean) ? fp16().encode(mean) : 0));
     }
   }
 

@@ -108,6 +108,17 @@ TEST_P(RecipeOnDevice, Causal) {
   check_cases(cases);
 }
 
+/// So many queries that two CTAs share the keys: an odd and an even number of query tiles for either tile size, one key, many.
+TEST_P(RecipeOnDevice, ManyQueries) {
+  std::vector<Case> cases;
+  cases.push_back({GetParam(), {1, 4097, 129, 3, 1, 128}});
+  cases.push_back({GetParam(), {1, 4224, 2049, 1, 1, 64}});
+  cases.push_back({GetParam(), {2, 4609, 65, 1, 1, 64}, false, {1, 64}});
+  cases.push_back({GetParam(), {1, 4801, 1, 2, 2, 96}});
+  cases.push_back({GetParam(), {1, 4353, 383, 1, 1, 128}, true});
+  check_cases(cases);
+}
+
 TEST_P(RecipeOnDevice, KeyLengths) {
   std::vector<Case> cases;
   for (bool const causal : {false, true}) {
@@ -214,6 +225,21 @@ TEST(OptionsOnDevice, SoftmaxScales) {
   }
 }
 
+/// Scores far beyond what a head-room of codes can hold: no code passes 126, which would be NaN.
+TEST(OptionsOnDevice, LargeScoresNeverOverflow) {
+  for (float const factor : {10.0f, 1000.0f}) {
+    for (char const* recipe : {"vc8", "vc8 scores=f16", "vc8 scores=f32", "vc8s", "vc8-paper", "vsmooth8", "vsmooth8s", "fp8"}) {
+      OwnedProblem owned = OwnedProblem::normal({1, 200, 700, 2, 1, 128}, case_seed(8));
+      for (auto* tensor : {&owned.q, &owned.k}) {
+        for (float& x : *tensor) x *= factor;
+      }
+      Output const output = run_on_device(prepare(owned.problem(), options_of(recipe)));
+      for (float const x : output.o) ASSERT_LE(std::abs(x), 8.0f) << recipe << " factor " << factor;  // false for NaN
+      for (float const x : output.lse) ASSERT_TRUE(std::isfinite(x)) << recipe << " factor " << factor;
+    }
+  }
+}
+
 /// Every tile raises the maximum: row constants move at each of them, and what was summed before is rescaled.
 TEST(OptionsOnDevice, RisingMaximum) {
   for (char const* recipe : {"vc8", "vc8 scores=f32", "vsmooth8", "vc8s", "vsmooth8s", "fp8", "vc8-paper", "vc8 top=112"}) {
@@ -265,6 +291,20 @@ TEST(NonFiniteOnDevice, AKeyOrValueIsNanInItsHeadsOnly) {
   }
 }
 
+/// Finite values whose sum is not: their own head feels it, the head stored before it does not.
+TEST(NonFiniteOnDevice, ValuesWhoseMeanOverflowsStayInTheirHead) {
+  OwnedProblem owned = OwnedProblem::normal({1, 66, 300, 2, 2, 64}, case_seed(9));
+  Options options = options_of("vc8");
+  options.order = GroupOrder::sequence;
+  Output const before = run_on_device(prepare(owned.problem(), options));
+  for (std::int64_t j = 0; j < 300; ++j) std::fill_n(owned.v_row(0, j, 1), 64, 3e38f);
+  Output const after = run_on_device(prepare(owned.problem(), options));
+  for (std::size_t i = 0; i < after.o.size(); ++i) {
+    bool const first_head = i / 64 % 2 == 0;
+    ASSERT_TRUE(first_head ? after.o[i] == before.o[i] : !(std::abs(after.o[i]) < 1e30f)) << "element " << i;
+  }
+}
+
 /// One head whose score bound allows FP16 and one that is far beyond it, in one call.
 TEST(ScoreVariants, BothInOneBatch) {
   for (char const* recipe : {"vc8", "vsmooth8", "vc8 expcast=offset126"}) {
@@ -305,6 +345,20 @@ struct Refusal {
   std::optional<double> softmax_scale;
   char const* advice;  // part of the reason
 };
+
+static_assert(!std::is_copy_constructible_v<CudaBuffer> && std::is_nothrow_move_constructible_v<CudaBuffer>);
+
+TEST(Refusals, OutputsThatAreNotAligned) {
+  OwnedProblem const owned = OwnedProblem::normal({1, 3, 5, 1, 1, 64}, case_seed(10));
+  Prepared const prepared = to_cuda(prepare(owned.problem(), options_of("vc8s")));
+  CudaBuffer memory(4096);
+  auto* const bytes = static_cast<std::byte*>(memory.data());
+  auto const view = nhd_view(bytes + 2, DType::f32, 1, 3, 1, 64);
+  MutableTensorView const o{bytes + 2, DType::f32, view.shape, view.stride};
+  EXPECT_THROW(attention(prepared, o), Error);
+  MutableTensorView const aligned{bytes, DType::f32, view.shape, view.stride};
+  EXPECT_THROW(attention(prepared, aligned, {reinterpret_cast<float*>(bytes + 2049), 3}), Error);
+}
 
 TEST(Refusals, SayWhatToDo) {
   std::vector<Refusal> refusals = {{"vc8", 32, {}, "head_dim"},

@@ -1,6 +1,7 @@
 #include "attention/sm90a/attention.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "attention/sm90a/instances.hpp"
 #include "core/online_softmax.hpp"
@@ -23,11 +24,13 @@ struct Instance {
   Probabilities probabilities;
   int head_dim;
   LaunchFunction launch;
+  cudaError_t (*load)();
 };
 
 template <Scores kScores, Probabilities kProbabilities, int kHeadDim>
 constexpr Instance instance() {
-  return {kScores, kProbabilities, kHeadDim, launch_instance<TileConfig<kScores, kProbabilities, kHeadDim>>};
+  using Config = TileConfig<kScores, kProbabilities, kHeadDim>;
+  return {kScores, kProbabilities, kHeadDim, launch_instance<Config>, load_instance<Config>};
 }
 
 constexpr Instance kInstances[] = {
@@ -81,7 +84,7 @@ void set_output(KernelParams& p, MutableTensorView const& o, float* lse, bool va
   p.o = o.data;
   for (std::size_t d = 0; d < 4; ++d) p.o_stride[d] = o.shape[d] > 1 ? o.stride[d] : 0;
   p.o_pairs = stores_pairs(o) ? 1 : 0;
-  p.o_dtype = static_cast<std::uint32_t>(o.dtype);
+  p.o_dtype = o.dtype;
   p.varlen = varlen ? 1 : 0;
   p.lse = lse;
 }
@@ -124,17 +127,34 @@ void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) 
 
 }  // namespace
 
-std::string unsupported_reason(Options const& o, std::int64_t head_dim_padded, float softmax_scale) {
-  auto const need = [](char const* what) { return std::string("the sm_90a kernels need ") + what; };
-  if (head_dim_padded != 64 && head_dim_padded != 128) return need("head_dim in 33..128; use device cpu for others");
-  if (o.qk != QkFormat::e4m3 && o.qk != QkFormat::int8) return need("qk=e4m3 or qk=int8");
-  if (o.v != VFormat::e4m3 || o.prob != ProbFormat::e4m3) return need("v=e4m3 and prob=e4m3");
-  if (o.q_mean) return need("q_mean=off");
-  if (o.exp_form == ExpForm::affine) return need("expcast=two_line, offset126 or paper, or exp");
-  if (o.qk_scaling == QkScaling::block && o.k_block != kTileKv) return need("k_block=128");
-  if (o.v_mean && o.v_block != kTileKv) return need("block=128 for the V means");
-  if (!(softmax_scale >= 0.0f)) return need("softmax_scale >= 0");
+std::string unsupported_reason(formats::PreparedLayout const& l, Options const& o) {
+  auto const need = [](std::string const& what, std::string const& got) { return "the sm_90a kernels need " + what + "; got " + got; };
+  auto const name = [&](char const* key) {
+    for (auto const& [k, value] : describe_options(o)) {
+      if (k == key) return std::string(key) + "=" + value;
+    }
+    return std::string(key);
+  };
+  if (l.head_dim_padded != 64 && l.head_dim_padded != 128) {
+    return need("head_dim of 40 to 128", std::to_string(l.head_dim)) + "; use device cpu";
+  }
+  if (o.qk != QkFormat::e4m3 && o.qk != QkFormat::int8) return need("qk=e4m3 or qk=int8", name("qk"));
+  if (o.v != VFormat::e4m3) return need("v=e4m3", name("v"));
+  if (o.prob != ProbFormat::e4m3) return need("prob=e4m3", name("prob"));
+  if (o.q_mean) return need("q_mean=off", name("q_mean"));
+  if (o.exp_form == ExpForm::affine) return need("expcast=two_line, offset126 or paper, or exp", name("expcast"));
+  if (o.qk_scaling == QkScaling::block && o.k_block != kTileKv) return need("k_block=128", name("k_block"));
+  if (o.v_mean && o.v_block != kTileKv) return need("block=128", name("block"));
+  if (!(l.softmax_scale >= 0.0f)) return need("softmax_scale >= 0", std::to_string(l.softmax_scale));
+  // The copy engine and the work list count in int32.
+  std::int64_t const rows = std::max({l.num_heads * l.tiles_q, l.num_heads_kv * l.tiles_kv, l.batch * l.num_heads}) * kTileRows;
+  if (rows > std::numeric_limits<std::int32_t>::max() - 1024)
+    return need("fewer than 2^31 padded rows over all heads", std::to_string(rows));
   return "";
+}
+
+void load_kernels() {
+  for (Instance const& instance : kInstances) device::cuda::check(instance.load(), "loading of a kernel");
 }
 
 void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, float* lse, void* stream) {
@@ -155,7 +175,7 @@ void attention(Slab const& slab, Options const& options, bool varlen, MutableTen
   };
   if (options.qk == QkFormat::int8) {
     launch(Scores::s32, -1);
-  } else if (unit_scaling(options) && options.scores != ScoreFormat::f32) {
+  } else if (unit_scaling(options) && options.scores != ScoreFormat::f32 && formats::allows_f16_scores(options.exp_form)) {
     // The score bound of each head, on the device, says which of the two kernels serves it; the other one passes over the head.
     launch(Scores::f16, static_cast<int>(formats::ScoreVariant::f16));
     launch(Scores::f32, static_cast<int>(formats::ScoreVariant::f32));

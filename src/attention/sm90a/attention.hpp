@@ -8,8 +8,11 @@
 
 namespace vcattn::attention_sm90a {
 
-/// Why these choices are not served, empty if they are. head_dim_padded: of the prepared layout.
-std::string unsupported_reason(Options const& options, std::int64_t head_dim_padded, float softmax_scale);
+/// Why a prepared problem is not served, empty if it is.
+std::string unsupported_reason(formats::PreparedLayout const& layout, Options const& options);
+
+/// Loads every instance on the current device (otherwise the first launch does, which a stream capture forbids).
+void load_kernels();
 
 /// Enqueues O and, unless lse is nullptr, the log-sum-exp on `stream` (cudaStream_t). All pointers are device memory; nothing is allocated,
 /// nothing is read back, so the call may be captured into a graph. Arguments must have been validated.

@@ -4,10 +4,12 @@
 
 namespace vcattn::attention_sm90a {
 
-std::string unsupported_reason(Options const&, std::int64_t, float) { return "this build has no sm_90a kernels"; }
+std::string unsupported_reason(formats::PreparedLayout const&, Options const&) { return "this build has no sm_90a kernels"; }
 
-void attention(formats::SlabView<std::byte const> const&, Options const& options, bool, MutableTensorView const&, float*, void*) {
-  throw Error(ErrorCode::unsupported, unsupported_reason(options, 0, 0.0f));
+void load_kernels() {}
+
+void attention(formats::SlabView<std::byte const> const& slab, Options const& options, bool, MutableTensorView const&, float*, void*) {
+  throw Error(ErrorCode::unsupported, unsupported_reason(slab.layout(), options));
 }
 
 }  // namespace vcattn::attention_sm90a

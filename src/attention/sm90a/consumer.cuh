@@ -154,8 +154,8 @@ __device__ __forceinline__ bool Consumer<C>::softmax(Work const& work, int n, Sc
   bool move[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    maxima[r] = visible.keys[r] > 0 ? maxima[r] * factor : -INFINITY;
-    move[r] = maxima[r] > row[r].limit;
+    maxima[r] = visible.keys[r] > 0 ? __fmul_ru(maxima[r], factor) : -INFINITY;
+    move[r] = must_move<C>(p_, row[r], maxima[r]);
     alpha[r] = 1.0f;
   }
   bool const moved = __any_sync(~0u, move[0] || move[1]);
@@ -186,8 +186,7 @@ __device__ __forceinline__ void Consumer<C>::start(Work const& work) {
   if constexpr (C::kScores != Scores::f16) {
     if (p_.q_descale == nullptr) return;
     bool const blocks = p_.q_blocks_per_tile != 0;
-    std::int64_t const last = work.sequence.tiles_q * formats::kTileRows - 1;
-    std::int64_t const q_row = work.first_q_row + min(static_cast<std::int64_t>(work.row_begin + first_row()), last);
+    std::int64_t const q_row = work.first_q_row + work.row_begin + first_row();
     row_factor_ *= p_.q_descale[blocks ? q_row * p_.q_blocks_per_tile / formats::kTileRows : head];
     k_descale_ = p_.k_descale + (blocks ? work.first_kv_tile : static_cast<std::int64_t>(work.b) * p_.num_heads_kv + work.head_kv);
   }

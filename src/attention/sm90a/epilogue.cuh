@@ -10,34 +10,27 @@
 
 namespace vcattn::attention_sm90a {
 
-__device__ __forceinline__ void store_pair(KernelParams const& p, std::int64_t element, int channels, float x, float y) {
-  auto const store_each = [&](auto* out, auto const& convert) {
-    out[element] = convert(x);
-    if (channels > 1) out[element + p.o_stride[3]] = convert(y);
-  };
-  bool const pair = channels > 1 && p.o_pairs != 0;
-  switch (static_cast<DType>(p.o_dtype)) {
+/// Stores the channels of a pair, which lie `stride` elements apart; in one access where `together`.
+template <typename Element, typename Pair>
+__device__ __forceinline__ void store_channels(Element* out, std::int64_t stride, bool together, Pair pair) {
+  if (together) {
+    *reinterpret_cast<Pair*>(out) = pair;
+  } else {
+    out[0] = pair.x;
+    out[stride] = pair.y;
+  }
+}
+
+__device__ __forceinline__ void store_pair(KernelParams const& p, std::int64_t element, float x, float y) {
+  bool const together = p.o_pairs != 0;
+  std::int64_t const stride = p.o_stride[3];
+  switch (p.o_dtype) {
     case DType::f32:
-      if (pair) {
-        *reinterpret_cast<float2*>(static_cast<float*>(p.o) + element) = float2{x, y};
-      } else {
-        store_each(static_cast<float*>(p.o), [](float v) { return v; });
-      }
-      return;
+      return store_channels(static_cast<float*>(p.o) + element, stride, together, float2{x, y});
     case DType::f16:
-      if (pair) {
-        *reinterpret_cast<__half2*>(static_cast<__half*>(p.o) + element) = __floats2half2_rn(x, y);
-      } else {
-        store_each(static_cast<__half*>(p.o), [](float v) { return __float2half_rn(v); });
-      }
-      return;
+      return store_channels(static_cast<__half*>(p.o) + element, stride, together, __floats2half2_rn(x, y));
     case DType::bf16:
-      if (pair) {
-        *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(p.o) + element) = __floats2bfloat162_rn(x, y);
-      } else {
-        store_each(static_cast<__nv_bfloat16*>(p.o), [](float v) { return __float2bfloat16_rn(v); });
-      }
-      return;
+      return store_channels(static_cast<__nv_bfloat16*>(p.o) + element, stride, together, __floats2bfloat162_rn(x, y));
   }
 }
 
@@ -45,21 +38,19 @@ __device__ __forceinline__ void store_pair(KernelParams const& p, std::int64_t e
 template <class C>
 __device__ void write_row(KernelParams const& p, Work const& work, std::int64_t i, int r, RowState const& row, float row_sum,
                           float4 const (*out)[C::kConsumers * kWarpgroupThreads], int thread) {
-  formats::SequenceExtent const& s = work.sequence;
+  formats::SequenceExtent const& s = p.sequences[work.b];
   int const t = static_cast<int>(threadIdx.x & 3);
-  float const correction = p.lse_correction[p.num_heads * s.row_begin_q + work.head * s.seqlen_q + i];
+  float const correction = p.lse_correction[p.num_heads * s.row_begin_q + static_cast<std::int64_t>(work.head) * s.seqlen_q + i];
   bool const finite = correction == correction;
   bool const empty = row_sum == 0.0f;
   float const inverse = empty ? 0.0f : __fdiv_rn(1.0f, row_sum);
   std::int64_t const kv_channels = (static_cast<std::int64_t>(work.b) * p.num_heads_kv + work.head_kv) * C::kHeadDim;
   std::int64_t const o_row =
       (p.varlen != 0 ? s.row_begin_q * p.o_stride[1] : work.b * p.o_stride[0]) + work.head * p.o_stride[2] + i * p.o_stride[1];
-#pragma unroll 4
-  for (int g = 0; g < C::kHeadDim / 8; ++g) {
-    int const d = 8 * g + 2 * t;
+  for (int d = 2 * t; d < p.head_dim; d += 8) {  // head_dim is a multiple of 8
     float value[2] = {0.0f, 0.0f};
     if (!empty) {
-      float4 const sums = out[g][thread];
+      float4 const sums = out[d / 8][thread];
       float const pair[2] = {r == 0 ? sums.x : sums.z, r == 0 ? sums.y : sums.w};
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
@@ -68,7 +59,7 @@ __device__ void write_row(KernelParams const& p, Work const& work, std::int64_t 
       }
     }
     if (!finite) value[0] = value[1] = correction;
-    if (d < p.head_dim) store_pair(p, o_row + d * p.o_stride[3], min(p.head_dim - d, 2), value[0], value[1]);
+    store_pair(p, o_row + d * p.o_stride[3], value[0], value[1]);
   }
   if (p.lse == nullptr || t != 0) return;
   float lse = correction;
@@ -89,7 +80,7 @@ __device__ void write_rows(KernelParams const& p, Work const& work, std::int64_t
     float row_sum = row[r].sum;
     row_sum += __shfl_xor_sync(~0u, row_sum, 1);
     row_sum += __shfl_xor_sync(~0u, row_sum, 2);
-    if (i + 8 * r < work.sequence.seqlen_q) write_row<C>(p, work, i + 8 * r, r, row[r], row_sum, out, thread);
+    if (i + 8 * r < work.seqlen_q) write_row<C>(p, work, i + 8 * r, r, row[r], row_sum, out, thread);
   }
 }
 

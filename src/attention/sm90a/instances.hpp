@@ -13,4 +13,8 @@ namespace vcattn::attention_sm90a {
 template <class C>
 cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStream_t stream);
 
+/// Loads it on the current device and allows it its shared memory.
+template <class C>
+cudaError_t load_instance();
+
 }  // namespace vcattn::attention_sm90a

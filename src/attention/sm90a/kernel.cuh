@@ -4,8 +4,8 @@
 //
 // | warpgroup             | role                                   | registers per thread |
 // |-----------------------|----------------------------------------|----------------------|
-// | 0 .. kConsumers - 1   | scores, probabilities, output          | 160 or 240           |
-// | kConsumers            | warp 0 feeds the rings, the rest exits | 32 or 24             |
+// | 0 .. kConsumers - 1   | scores, probabilities, output          | 160 or 232           |
+// | kConsumers            | warp 0 feeds the rings, the rest exits | 32 or 40             |
 
 #include "attention/sm90a/consumer.cuh"
 #include "attention/sm90a/producer.cuh"

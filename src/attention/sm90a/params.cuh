@@ -41,8 +41,8 @@ struct KernelParams {
   // Output.
   void* o;
   std::int64_t o_stride[4];
-  std::int32_t o_pairs;   // neighbouring channels may be stored together
-  std::uint32_t o_dtype;  // DType
+  std::int32_t o_pairs;  // neighbouring channels may be stored together
+  DType o_dtype;
   std::int32_t varlen;
   float* lse;  // nullptr: not wanted
 };

@@ -9,18 +9,15 @@
 namespace vcattn::attention_sm90a {
 
 struct Work {
-  formats::SequenceExtent sequence;
-  std::int32_t b, head, head_kv;
-  std::int32_t row_begin;    // first query row
-  std::int32_t key_tiles;    // tiles that some row of this query tile sees
+  int b, head, head_kv;
+  int row_begin;             // first query row
+  int key_tiles;             // tiles that some row of this query tile sees
+  int seqlen_q, seqlen_kv;   // below 2^31 - 256
   std::int64_t first_q_row;  // of the (sequence, head), rows of q_codes
   std::int64_t first_kv_tile;
 
-  /// Keys that a query row sees; <= 0: none. Sequences are shorter than 2^31 - 256.
-  __device__ int visible_keys(bool causal, int row) const {
-    int const keys = static_cast<int>(sequence.seqlen_kv);
-    return causal ? min(keys, row + (keys - static_cast<int>(sequence.seqlen_q)) + 1) : keys;
-  }
+  /// Keys that a query row sees; <= 0: none.
+  __device__ int visible_keys(bool causal, int row) const { return causal ? min(seqlen_kv, row + (seqlen_kv - seqlen_q) + 1) : seqlen_kv; }
 };
 
 template <class C>
@@ -64,12 +61,13 @@ class WorkList {
     work.b = pair / p_.num_heads;
     work.head = pair % p_.num_heads;
     work.head_kv = work.head / (p_.num_heads / p_.num_heads_kv);
-    work.sequence = p_.sequences[work.b];
-    formats::SequenceExtent const& s = work.sequence;
+    formats::SequenceExtent const& s = p_.sequences[work.b];
+    work.seqlen_q = static_cast<int>(s.seqlen_q);
+    work.seqlen_kv = static_cast<int>(s.seqlen_kv);
     work.row_begin = (p_.causal != 0 ? count - 1 - tile : tile) * C::kTileQ;  // causal: the longest first
     work.first_q_row = (p_.num_heads * s.tile_begin_q + work.head * s.tiles_q) * formats::kTileRows;
     work.first_kv_tile = p_.num_heads_kv * s.tile_begin_kv + work.head_kv * s.tiles_kv;
-    int const last_row = min(work.row_begin + C::kTileQ, static_cast<int>(s.seqlen_q)) - 1;
+    int const last_row = min(work.row_begin + C::kTileQ, work.seqlen_q) - 1;
     int const keys = work.visible_keys(p_.causal != 0, last_row);
     work.key_tiles = keys <= 0 ? 0 : (keys + kTileKv - 1) / kTileKv;
   }

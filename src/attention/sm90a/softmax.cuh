@@ -21,10 +21,9 @@ constexpr float kCodeUnit = 0x1p-24f;  // FP16 value of the bit pattern 1
 /// One query row, in code units.
 struct RowState {
   float max = -INFINITY;
-  float limit = -INFINITY;  // the row constant must move for a maximum above it
-  float constant = 0.0f;
-  float sum = 0.0f;         // of this thread's columns only, until the end
-  float out_factor = 0.0f;  // what the promoted accumulators must be multiplied by; 0: nothing promoted yet
+  float constant = INFINITY;  // until a key has been seen
+  float sum = 0.0f;           // of this thread's columns only, until the end
+  float out_factor = 0.0f;    // what the promoted accumulators must be multiplied by; 0: nothing promoted yet
 };
 
 /// Scores as the tensor core delivers them.
@@ -110,16 +109,32 @@ __device__ __forceinline__ void row_maxima(ScoreTile<C> const& tile, float (&max
   }
 }
 
+/// Whether the row constant stays as long as no code would pass 126. [EQ-EXPCAST-OFFSET]
+template <class C>
+__device__ __forceinline__ bool has_head_room(KernelParams const& p) {
+  if constexpr (C::kProbabilities == Probabilities::exp) return false;
+  if constexpr (C::kScores == Scores::f16) return true;
+  return p.head_room != 0;
+}
+
+/// Whether it must move for a tile with that maximum.
+template <class C>
+__device__ __forceinline__ bool must_move(KernelParams const& p, RowState const& row, float tile_max) {
+  return has_head_room<C>(p) ? tile_max + row.constant > static_cast<float>(core::kE4m3TopCode) : tile_max > row.max;
+}
+
 /// Moves the row constant and returns alpha. [EQ-RESCALE] [EQ-TOP-ALIGN]
 template <class C>
 __device__ __forceinline__ float move_constant(KernelParams const& p, RowState& row, float tile_max) {
-  bool const started = row.max > -INFINITY;
+  bool const started = row.constant < INFINITY;
   float const old = row.constant;
-  row.max = fmaxf(row.max, tile_max);
-  bool const head_room = p.head_room != 0;
-  row.constant = C::kScores == Scores::f16 && head_room ? static_cast<float>(p.aligned_top[core::top_fraction(row.max)]) - ceilf(row.max)
-                                                        : p.top_position - row.max;
-  row.limit = head_room ? static_cast<float>(core::kE4m3TopCode) - row.constant : row.max;  // [EQ-EXPCAST-OFFSET]
+  row.max = tile_max;  // larger than the maximum so far, or the constant would not have to move
+  if constexpr (C::kScores == Scores::f16 && C::kProbabilities == Probabilities::lines) {
+    row.constant = static_cast<float>(p.aligned_top[core::top_fraction(tile_max)]) - ceilf(tile_max);
+  } else {
+    // Rounded down, as the maximum is rounded up: a code may fall one rounding short of the top, but never pass it.
+    row.constant = __fsub_rd(p.top_position, tile_max);
+  }
   float const alpha = started ? ptx::exp2_approximate((row.constant - old) * 0.125f) : 1.0f;
   row.sum *= alpha;
   row.out_factor *= alpha;

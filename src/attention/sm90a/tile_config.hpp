@@ -61,6 +61,8 @@ struct TileConfig {
   static constexpr int kMeanBytes = kMeanBoxBytes * (kHeadDim / 64);
 
   static_assert(kHeadDim == 64 || kHeadDim == 128);
+  static_assert(kScores == Scores::f16 || kTileQ == 128, "with 32-bit scores a query tile is one of the prepared layout, with one descale");
+  static_assert(kWindowTiles == 2 * kOneHotRows && kWindowTiles == 16, "row sums of a window are the A operand of one k16 product");
   static_assert(kConsumerRegisters % 8 == 0 && kProducerRegisters % 8 == 0);
 };
 

@@ -7,12 +7,17 @@ namespace vcattn::device::cuda {
 namespace {
 
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
+
+}  // namespace
 
 int current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   return device;
 }
+
+namespace {
 
 int attribute(cudaDeviceAttr attribute) {
   int value = 0;
@@ -81,23 +86,19 @@ void fill(void* device, unsigned char value, std::size_t bytes) {
   check(cudaStreamSynchronize(nullptr), "cudaMemset");
 }
 
-void* create_event() {
+std::shared_ptr<void> create_event() {
   require_device();
   cudaEvent_t event = nullptr;
   check(cudaEventCreate(&event), "cudaEventCreate");
-  return event;
+  return {event, [](void* handle) { (void)cudaEventDestroy(as_event(handle)); }};
 }
 
-void destroy_event(void* event) noexcept { (void)cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
-
-void record_event(void* event, void* stream) {
-  check(cudaEventRecord(static_cast<cudaEvent_t>(event), as_stream(stream)), "cudaEventRecord");
-}
+void record_event(void* event, void* stream) { check(cudaEventRecord(as_event(event), as_stream(stream)), "cudaEventRecord"); }
 
 double elapsed_ms(void* start, void* stop) {
-  check(cudaEventSynchronize(static_cast<cudaEvent_t>(stop)), "work on the stream");
+  check(cudaEventSynchronize(as_event(stop)), "work on the stream");
   float ms = 0.0f;
-  check(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(stop)), "cudaEventElapsedTime");
+  check(cudaEventElapsedTime(&ms, as_event(start), as_event(stop)), "cudaEventElapsedTime");
   return static_cast<double>(ms);
 }
 

@@ -15,14 +15,14 @@ std::string unavailable_reason();
 void require_device();
 std::string device_description();
 int multiprocessors();
+int current_device();
 
 std::shared_ptr<void> allocate(std::size_t bytes);
 void copy_to_device(void* device, void const* host, std::size_t bytes);
 void copy_to_host(void* host, void const* device, std::size_t bytes, void* stream);
 void fill(void* device, unsigned char value, std::size_t bytes);
 
-void* create_event();
-void destroy_event(void* event) noexcept;
+std::shared_ptr<void> create_event();
 void record_event(void* event, void* stream);
 double elapsed_ms(void* start, void* stop);
 

@@ -16,12 +16,12 @@ namespace {
 void require_device() { absent(); }
 std::string device_description() { absent(); }
 int multiprocessors() { absent(); }
+int current_device() { absent(); }
 std::shared_ptr<void> allocate(std::size_t) { absent(); }
 void copy_to_device(void*, void const*, std::size_t) { absent(); }
 void copy_to_host(void*, void const*, std::size_t, void*) { absent(); }
 void fill(void*, unsigned char, std::size_t) { absent(); }
-void* create_event() { absent(); }
-void destroy_event(void*) noexcept {}
+std::shared_ptr<void> create_event() { absent(); }
 void record_event(void*, void*) { absent(); }
 double elapsed_ms(void*, void*) { absent(); }
 

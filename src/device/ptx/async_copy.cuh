@@ -40,7 +40,4 @@ __device__ __forceinline__ void copy_bytes(void* smem, void const* gmem, std::ui
   cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem, gmem, bytes, &barrier);
 }
 
-/// Fetches the tensor map ahead of its first use.
-__device__ __forceinline__ void prefetch_map(CUtensorMap const& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
-
 }  // namespace vcattn::ptx
