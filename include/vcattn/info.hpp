@@ -20,7 +20,7 @@ struct RuntimeInfo {
   std::string cuda_note;  ///< one sentence: what CUDA can do in this build
 };
 
-/// Never throws; reads nothing but the processor's identification.
+/// Never throws; reads nothing but the identification of processor and GPU.
 VCATTN_API RuntimeInfo runtime_info();
 
 }  // namespace vcattn

@@ -35,8 +35,12 @@ RuntimeInfo runtime_info() {
   for (device::cpu::Isa isa : device::cpu::available_isas()) info.available_isas.emplace_back(device::cpu::isa_name(isa));
   info.num_threads = tbb::this_task_arena::max_concurrency();
   info.cuda_built = VCATTN_HAVE_CUDA != 0;
-  info.cuda_note = device::cuda::unavailable_reason();
-  if (info.cuda_note.empty()) info.cuda_note = device::cuda::device_description();
+  try {
+    info.cuda_note = device::cuda::unavailable_reason();
+    if (info.cuda_note.empty()) info.cuda_note = device::cuda::device_description();
+  } catch (Error const& error) {
+    info.cuda_note = error.what();
+  }
   return info;
 }
 

@@ -128,7 +128,9 @@ void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) 
 }  // namespace
 
 std::string unsupported_reason(formats::PreparedLayout const& l, Options const& o) {
-  auto const need = [](std::string const& what, std::string const& got) { return "the sm_90a kernels need " + what + "; got " + got; };
+  auto const need = [](std::string const& what, std::string const& got) {
+    return "the sm_90a kernels need " + what + "; got " + got + "; change it, or use device cpu";
+  };
   auto const name = [&](char const* key) {
     for (auto const& [k, value] : describe_options(o)) {
       if (k == key) return std::string(key) + "=" + value;
@@ -136,7 +138,7 @@ std::string unsupported_reason(formats::PreparedLayout const& l, Options const& 
     return std::string(key);
   };
   if (l.head_dim_padded != 64 && l.head_dim_padded != 128) {
-    return need("head_dim of 40 to 128", std::to_string(l.head_dim)) + "; use device cpu";
+    return need("head_dim of 40 to 128", std::to_string(l.head_dim));
   }
   if (o.qk != QkFormat::e4m3 && o.qk != QkFormat::int8) return need("qk=e4m3 or qk=int8", name("qk"));
   if (o.v != VFormat::e4m3) return need("v=e4m3", name("v"));

@@ -32,8 +32,11 @@ std::string unavailable_reason() {
   cudaError_t const status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
     (void)cudaGetLastError();
-    return "no CUDA device can be used: " + std::string(status != cudaSuccess ? cudaGetErrorString(status) : "none is installed") +
-           "; use device cpu, or run where a GPU and its driver are";
+    int driver = 0;
+    (void)cudaDriverGetVersion(&driver);  // 0: there is none
+    std::string const got = driver == 0 ? "no CUDA driver" : status == cudaSuccess ? "no device" : cudaGetErrorString(status);
+    return "device cuda needs a GPU of compute capability 9.0 and a driver for CUDA " + std::to_string(CUDART_VERSION / 1000) +
+           " or later; got: " + got + "; use device cpu, or run where they are";
   }
   int major = 0;
   int minor = 0;
