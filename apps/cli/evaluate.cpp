@@ -70,6 +70,13 @@ void check_support(RecipeResult& result, Problem const& problem, Device device, 
   }
 }
 
+void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Device device,
+                         bool named, std::string_view what) {
+  for (RecipeResult& result : results) check_support(result, problem, device, named);
+  bool const none = std::ranges::none_of(results, [](RecipeResult const& result) { return result.error.empty(); });
+  if (none) throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this {}: {}", what, results.front().get().error));
+}
+
 std::string refusal_text(RecipeResult const& result, Device device) {
   return (device == Device::cpu ? "not run: " : "not served on cuda: ") + result.error;
 }

@@ -3,8 +3,10 @@
 // Runs recipes on a problem and measures them against the exact result.
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "arguments.hpp"
@@ -64,6 +66,11 @@ struct RecipeResult {
 /// Asks supports() and keeps the reason of a refusal in `error`. `named`: the user asked for this recipe by name, and on a GPU would take
 /// the others for what he asked for. Errors: then ErrorCode::unsupported.
 void check_support(RecipeResult& result, Problem const& problem, Device device, bool named);
+
+/// check_support() of all, before the long work. what: "case" or "input", for the text. Errors: also ErrorCode::unsupported where none is
+/// served.
+void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Device device,
+                         bool named, std::string_view what);
 
 /// "not run: " or "not served on cuda: ", and why.
 std::string refusal_text(RecipeResult const& result, Device device);

@@ -252,14 +252,6 @@ std::vector<Measurement> planned_measurements(BenchArguments const& arguments) {
   return measurements;
 }
 
-/// check_support() of all, before the long work. Errors: also ErrorCode::unsupported where none is served.
-void require_any_support(std::vector<Measurement>& measurements, Problem const& problem, Device device, bool named) {
-  for (Measurement& entry : measurements) check_support(entry.result, problem, device, named);
-  if (std::ranges::none_of(measurements, [](Measurement const& entry) { return entry.result.error.empty(); })) {
-    throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this case: {}", measurements.front().result.error));
-  }
-}
-
 void print_measurements(std::vector<Measurement> const& measurements, Shape const& shape, ordered_json const& conditions, Device device) {
   auto const text = [&conditions](char const* key) { return conditions.at(key).get<std::string>(); };
   if (device == Device::cuda) {
@@ -292,7 +284,9 @@ void run_bench(BenchArguments const& arguments) {
   problem.v = v.view(Layout::nhd);
   Options const exact = exact_options(arguments.run);
   require_support(problem, exact, Device::cpu);
-  require_any_support(measurements, problem, device, !arguments.recipes.empty());
+  std::vector<std::reference_wrapper<RecipeResult>> results;
+  for (Measurement& measurement : measurements) results.emplace_back(measurement.result);
+  require_any_support(results, problem, device, !arguments.recipes.empty(), "case");
   {
     Progress progress(static_cast<std::int64_t>(measurements.size()) + 1);
     progress.update(0, "exact reference in FP64");

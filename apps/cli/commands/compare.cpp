@@ -82,13 +82,6 @@ std::vector<RecipeResult> planned_results(CompareArguments const& arguments) {
   return results;
 }
 
-/// check_support() of all, before the long work. Errors: also ErrorCode::unsupported where none is served.
-void require_any_support(std::vector<RecipeResult>& results, Problem const& problem, Device device, bool named) {
-  for (RecipeResult& result : results) check_support(result, problem, device, named);
-  bool const none = std::ranges::none_of(results, [](RecipeResult const& result) { return result.error.empty(); });
-  if (none) throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this input: {}", results.front().error));
-}
-
 void run_compare(CompareArguments const& arguments) {
   require_distinct_paths(std::vector<NamedPath>{arguments.json.named_path(), {"--html", arguments.html}}, arguments.input.named_paths());
   std::vector<RecipeResult> results = planned_results(arguments);
@@ -103,7 +96,7 @@ void run_compare(CompareArguments const& arguments) {
 
   Options const exact = exact_options(arguments.run);
   require_support(problem, exact, Device::cpu);
-  require_any_support(results, problem, device, !arguments.recipes.empty());
+  require_any_support({results.begin(), results.end()}, problem, device, !arguments.recipes.empty(), "input");
   JsonSink json(arguments.json);
   std::optional<AtomicFile> html_file;
   if (!arguments.html.empty()) html_file.emplace(arguments.html);
