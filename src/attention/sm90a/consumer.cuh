@@ -65,7 +65,7 @@ class Consumer {
   using Probs = std::uint32_t[C::kProbRegisters];
   static constexpr ptx::Swizzle kRowSwizzle = C::kHeadDim == 128 ? ptx::Swizzle::bytes_128 : ptx::Swizzle::bytes_64;
 
-  __device__ void attend(Work const& work, RowState (&row)[2]);
+  __device__ void attend(Work const& work, RowState (&row)[2], Acc& acc);
   __device__ void issue_scores(ScoreTile<C>& tile);
   __device__ void issue_values(Acc& acc, Probs& probs);
   __device__ bool softmax(Work const& work, int n, ScoreTile<C>& tile, RowState (&row)[2], PairTile& pairs, float (&alpha)[2]);
@@ -73,6 +73,7 @@ class Consumer {
   __device__ void pack(Work const& work, int n, PairTile& pairs, Probs& probs);
   __device__ int next_operands();
   __device__ void carry(RowState (&row)[2], Acc& acc, bool moved, float const (&alpha)[2]);
+  __device__ void end_window(RowState (&row)[2], Acc& acc);
   __device__ void promote(RowState (&row)[2], Acc& acc);
   __device__ void put_sums_aside(Acc& acc);
   __device__ void add_means(Acc& acc, float const (&first)[4], float const (&last)[4]);
@@ -231,9 +232,9 @@ __device__ __forceinline__ void Consumer<C>::add_means(Acc& acc, float const (&f
   mean_.advance();
 }
 
-/// Ends a window: row sums, block means, and the accumulators into the FP32 sums. [EQ-ROWSUM]
+/// Ends a window: row sums and block means. [EQ-ROWSUM]
 template <class C>
-__device__ __forceinline__ void Consumer<C>::promote(RowState (&row)[2], Acc& acc) {
+__device__ __forceinline__ void Consumer<C>::end_window(RowState (&row)[2], Acc& acc) {
   bool const halves = in_window_ > kOneHotRows;
   float first[4], last[4];
 #pragma unroll
@@ -245,6 +246,13 @@ __device__ __forceinline__ void Consumer<C>::promote(RowState (&row)[2], Acc& ac
 #pragma unroll
   for (int r = 0; r < 2; ++r) row[r].sum += (first[2 * r] + first[2 * r + 1]) + (last[2 * r] + last[2 * r + 1]);
   if (p_.v_global_mean != nullptr) add_means(acc, first, last);
+  in_window_ = 0;
+}
+
+/// Ends a window that is not the last one: its sums go to the FP32 sums in shared memory.
+template <class C>
+__device__ __forceinline__ void Consumer<C>::promote(RowState (&row)[2], Acc& acc) {
+  end_window(row, acc);
   bool const fresh = row[0].out_factor == 0.0f && row[1].out_factor == 0.0f;
 #pragma unroll
   for (int k = 0; k < C::kOutRegisters / 4; ++k) {
@@ -257,7 +265,6 @@ __device__ __forceinline__ void Consumer<C>::promote(RowState (&row)[2], Acc& ac
     out = sum;
   }
   row[0].out_factor = row[1].out_factor = 1.0f;
-  in_window_ = 0;
 }
 
 /// Takes the accumulators from one tile to the next: new row constants, end of a window. [EQ-RESCALE]
@@ -286,8 +293,7 @@ __device__ __forceinline__ int Consumer<C>::next_operands() {
 }
 
 template <class C>
-__device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (&row)[2]) {
-  Acc acc;
+__device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (&row)[2], Acc& acc) {
   Probs probs;
   ScoreTile<C> tile;
   PairTile pairs;
@@ -342,7 +348,7 @@ __device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (
   ptx::pin(acc);
   release(bar_.kv_empty[kv_.stage]);
   kv_.advance();
-  promote(row, acc);
+  end_window(row, acc);
 }
 
 template <class C>
@@ -350,8 +356,9 @@ __device__ __forceinline__ void Consumer<C>::run() {
   WorkList<C> list(p_);
   for (Work work; list.next(work);) {
     RowState row[2];
-    if (work.key_tiles > 0) attend(work, row);
-    write_rows<C>(p_, work, work.row_begin + first_row(), row, smem_.out, thread_);
+    Acc acc{};
+    if (work.key_tiles > 0) attend(work, row, acc);
+    write_rows<C>(p_, work, work.row_begin + first_row(), row, acc, smem_.out, thread_);
   }
 }
 

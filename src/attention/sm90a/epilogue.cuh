@@ -34,53 +34,60 @@ __device__ __forceinline__ void store_pair(KernelParams const& p, std::int64_t e
   }
 }
 
-/// Writes row `i` of the (sequence, head). out: sums of this thread, elements (2 r, 2 r + 1) of each float4.
+/// Writes rows `i` and `i + 8` of the (sequence, head). acc: sums of the last window, out: those of the windows before, of this thread.
 template <class C>
-__device__ void write_row(KernelParams const& p, Work const& work, std::int64_t i, int r, RowState const& row, float row_sum,
-                          float4 const (*out)[C::kConsumers * kWarpgroupThreads], int thread) {
+__device__ __forceinline__ void write_rows(KernelParams const& p, Work const& work, std::int64_t i, RowState const (&row)[2],
+                                           float const (&acc)[C::kAccRegisters], float4 const (*out)[C::kConsumers * kWarpgroupThreads],
+                                           int thread) {
   formats::SequenceExtent const& s = p.sequences[work.b];
   int const t = static_cast<int>(threadIdx.x & 3);
-  float const correction = p.lse_correction[p.num_heads * s.row_begin_q + static_cast<std::int64_t>(work.head) * s.seqlen_q + i];
-  bool const finite = correction == correction;
-  bool const empty = row_sum == 0.0f;
-  float const inverse = empty ? 0.0f : __fdiv_rn(1.0f, row_sum);
   std::int64_t const kv_channels = (static_cast<std::int64_t>(work.b) * p.num_heads_kv + work.head_kv) * C::kHeadDim;
-  std::int64_t const o_row =
-      (p.varlen != 0 ? s.row_begin_q * p.o_stride[1] : work.b * p.o_stride[0]) + work.head * p.o_stride[2] + i * p.o_stride[1];
-  for (int d = 2 * t; d < p.head_dim; d += 8) {  // head_dim is a multiple of 8
-    float value[2] = {0.0f, 0.0f};
-    if (!empty) {
-      float4 const sums = out[d / 8][thread];
-      float const pair[2] = {r == 0 ? sums.x : sums.z, r == 0 ? sums.y : sums.w};
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        value[c] = pair[c] * inverse * p.v_descale[kv_channels + d + c];
-        if (p.v_global_mean != nullptr) value[c] += p.v_global_mean[kv_channels + d + c];
-      }
-    }
-    if (!finite) value[0] = value[1] = correction;
-    store_pair(p, o_row + d * p.o_stride[3], value[0], value[1]);
-  }
-  if (p.lse == nullptr || t != 0) return;
-  float lse = correction;
-  if (finite) {
-    lse = empty ? -INFINITY : logf(row_sum) - (row.constant - core::kCodeOfOne) * core::kNatsPerCode - p.log_bias + correction;
-  }
-  p.lse[(p.varlen != 0 ? work.head * p.rows_q + s.row_begin_q
-                       : (static_cast<std::int64_t>(work.b) * p.num_heads + work.head) * s.seqlen_q) +
-        i] = lse;
-}
-
-/// Rows `i` and `i + 8`.
-template <class C>
-__device__ void write_rows(KernelParams const& p, Work const& work, std::int64_t i, RowState const (&row)[2],
-                           float4 const (*out)[C::kConsumers * kWarpgroupThreads], int thread) {
+  std::int64_t const o_head = (p.varlen != 0 ? s.row_begin_q * p.o_stride[1] : work.b * p.o_stride[0]) + work.head * p.o_stride[2];
+  float row_sum[2], inverse[2], correction[2];
+  bool exists[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float row_sum = row[r].sum;
-    row_sum += __shfl_xor_sync(~0u, row_sum, 1);
-    row_sum += __shfl_xor_sync(~0u, row_sum, 2);
-    if (i + 8 * r < work.seqlen_q) write_row<C>(p, work, i + 8 * r, r, row[r], row_sum, out, thread);
+    row_sum[r] = row[r].sum + __shfl_xor_sync(~0u, row[r].sum, 1);
+    row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 2);
+    inverse[r] = row_sum[r] == 0.0f ? 0.0f : __fdiv_rn(1.0f, row_sum[r]);
+    exists[r] = i + 8 * r < work.seqlen_q;
+    correction[r] = exists[r] ? p.lse_correction[p.num_heads * s.row_begin_q + work.head * s.seqlen_q + i + 8 * r] : 0.0f;
+  }
+  bool const promoted = row[0].out_factor != 0.0f || row[1].out_factor != 0.0f;
+#pragma unroll
+  for (int g = 0; g < C::kHeadDim / 8; ++g) {
+    int const d = 8 * g + 2 * t;
+    if (d >= p.head_dim) continue;
+    float sums[4] = {acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]};
+    if (promoted) {
+      float4 const before = out[g][thread];
+      sums[0] = __fmaf_rn(before.x, row[0].out_factor, sums[0]);
+      sums[1] = __fmaf_rn(before.y, row[0].out_factor, sums[1]);
+      sums[2] = __fmaf_rn(before.z, row[1].out_factor, sums[2]);
+      sums[3] = __fmaf_rn(before.w, row[1].out_factor, sums[3]);
+    }
+    float2 const descale = *reinterpret_cast<float2 const*>(p.v_descale + kv_channels + d);
+    float2 mean{0.0f, 0.0f};
+    if (p.v_global_mean != nullptr) mean = *reinterpret_cast<float2 const*>(p.v_global_mean + kv_channels + d);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!exists[r]) continue;
+      bool const empty = row_sum[r] == 0.0f;
+      float x = empty ? 0.0f : sums[2 * r] * inverse[r] * descale.x + mean.x;
+      float y = empty ? 0.0f : sums[2 * r + 1] * inverse[r] * descale.y + mean.y;
+      if (correction[r] != correction[r]) x = y = correction[r];
+      store_pair(p, o_head + (i + 8 * r) * p.o_stride[1] + d * p.o_stride[3], x, y);
+    }
+  }
+  if (p.lse == nullptr || t != 0) return;
+  std::int64_t const lse_head =
+      p.varlen != 0 ? work.head * p.rows_q + s.row_begin_q : (static_cast<std::int64_t>(work.b) * p.num_heads + work.head) * s.seqlen_q;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!exists[r]) continue;
+    float const nats = (row[r].constant - core::kCodeOfOne) * core::kNatsPerCode + p.log_bias;
+    bool const without = row_sum[r] == 0.0f && correction[r] == correction[r];
+    p.lse[lse_head + i + 8 * r] = without ? -INFINITY : logf(row_sum[r]) - nats + correction[r];  // NaN stays
   }
 }
 

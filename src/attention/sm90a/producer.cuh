@@ -38,13 +38,14 @@ class Producer {
 
  private:
   __device__ void load(Work const& work) {
-    load_queries(work);
     auto const first = static_cast<std::int32_t>(work.first_kv_tile);
+    load_step(first, true, false, 0);  // before Q, whose place is free only when the last products of the query tile before have finished
+    load_queries(work);
     int in_window = 0;
 #pragma unroll 1
-    for (int n = 0; n <= work.key_tiles; ++n) {
-      load_step(first + n, n<work.key_tiles, n> 0, in_window);
-      if (n > 0 && (++in_window == p_.window || n == work.key_tiles)) {
+    for (int n = 1; n <= work.key_tiles; ++n) {
+      load_step(first + n, n < work.key_tiles, true, in_window);
+      if (++in_window == p_.window || n == work.key_tiles) {
         if (p_.v_global_mean != nullptr) load_means(first + n - in_window);
         in_window = 0;
       }
