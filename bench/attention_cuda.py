@@ -332,6 +332,12 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsed.cases = unique("--cases", [parse_case(text) for text in parsed.cases.split(",")])
     parsed.recipes = unique("--recipes", [parse_recipe(text) for text in parsed.recipes.split(",")])
     parsed.peers = unique("--peer", [parse_peer(text) for text in parsed.peer])
+    for path in (parsed.json, parsed.latest):
+        if path and not path.parent.is_dir():
+            raise BenchError(f"{path}: an existing folder required, {path.parent} is none; create it")
+    for peer in parsed.peers:
+        if not peer.path.is_file():
+            raise BenchError(f"--peer: an existing file required, {peer.path} is none; write it, or leave the peer out")
     parsed.settings = (*SETTINGS, *(parse_setting("--set", text) for text in parsed.set))
     return parsed
 
@@ -938,9 +944,6 @@ def measure(arguments: argparse.Namespace) -> int:
     library = Library(find_library(arguments.lib))
     for recipe in arguments.recipes:  # misspelt names, before the long work
         library.options(recipe, arguments.settings, arguments.threads)
-    for path in (arguments.json, arguments.latest):
-        if path and not path.parent.is_dir():
-            raise BenchError(f"{path}: an existing folder required, {path.parent} is none; create it")
     torch = import_torch(library)
     clocks = ClockSampler(gpu_id(torch))
     try:

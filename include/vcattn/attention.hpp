@@ -118,8 +118,9 @@ VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std:
 /// lse: empty, or FP32 contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores, corrected for the subtracted
 /// K mean and for the mean bias of the ExpCast form. Rows without a key give O = 0 and lse = -inf. workspace: empty (allocated inside) or
 /// workspace_size_bytes() long and 256-byte aligned. Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch.
-/// On a CUDA device o and lse are device memory and no workspace is used. The call enqueues on `stream` and returns: it allocates nothing,
-/// waits for nothing and may be captured into a graph. Errors: also unsupported, with the reason of supports().
+/// On a CUDA device o and lse are device memory and no workspace is used. The call enqueues on `stream` and returns: it waits for nothing
+/// and may be captured into a graph. Up to 28 MB for query tiles that several CTAs share come from a stream-ordered pool of the library,
+/// which keeps them. Errors: also unsupported, with the reason of supports(); out_of_memory.
 VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {},
                           std::span<std::byte> workspace = {}, Stream stream = nullptr);
 

@@ -53,9 +53,11 @@ std::size_t checked_struct_size(Struct const* in, char const* name) {
   static_assert(std::is_trivially_copyable_v<Struct> && kRequiredBytes<Struct> > 0 && sizeof(Struct) <= kLongestStruct);
   std::uint32_t size = 0;
   std::memcpy(&size, &require(in, name), sizeof(size));
-  if (size < kRequiredBytes<Struct> || size > kLongestStruct) {
-    reject(std::string(name) + ".struct_size: " + std::to_string(kRequiredBytes<Struct>) + " to " + std::to_string(kLongestStruct) +
-           " required, got " + std::to_string(size) + "; zero the struct and set struct_size to its sizeof");
+  // Every sizeof is a multiple of the alignment, and a multiple never ends inside a pointer.
+  if (size < kRequiredBytes<Struct> || size > kLongestStruct || size % alignof(Struct) != 0) {
+    reject(std::string(name) + ".struct_size: a multiple of " + std::to_string(alignof(Struct)) + " from " +
+           std::to_string(kRequiredBytes<Struct>) + " to " + std::to_string(kLongestStruct) + " required, got " + std::to_string(size) +
+           "; zero the struct and set struct_size to its sizeof");
   }
   return size;
 }

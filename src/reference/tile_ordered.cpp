@@ -122,6 +122,20 @@ void update_row_constant(RowState& row, Options const& options, bool f16_scores)
   row.started = true;
 }
 
+/// Adds up what was summed under different row constants; that of the largest maximum is the smallest. [EQ-RESCALE]
+RowState joined(std::vector<RowState> const& parts) {
+  RowState row = parts.front();
+  for (RowState const& part : parts) row.row_const = std::min(row.row_const, part.row_const);
+  row.row_sum = 0;
+  std::fill(row.o.begin(), row.o.end(), 0.0);
+  for (RowState const& part : parts) {
+    double const factor = std::exp2((static_cast<double>(row.row_const) - static_cast<double>(part.row_const)) / 8);
+    row.row_sum += factor * part.row_sum;
+    for (std::size_t c = 0; c < row.o.size(); ++c) row.o[c] += factor * part.o[c];
+  }
+  return row;
+}
+
 /// FP32 2^(t / 8), rounded once.
 float exp2_of_codes(float t) { return static_cast<float>(std::exp2(static_cast<double>(t) / 8)); }
 
@@ -193,10 +207,11 @@ class HeadLoop {
         sm90_(arithmetic == ScoreArithmetic::sm90 && options_.qk == QkFormat::e4m3) {}
 
   /// Rows of query tile I after all of its key tiles.
-  std::vector<RowState> run_query_tile(std::int64_t tile) const {
+  std::vector<RowState> run_query_tile(std::int64_t tile, StartsPart const& starts_part) const {
     std::int64_t const rows = std::min(kTileRows, s_.seqlen_q - tile * kTileRows);
-    std::vector<RowState> states(static_cast<std::size_t>(rows));
-    for (RowState& row : states) row.o.resize(static_cast<std::size_t>(l_.head_dim_padded));
+    RowState fresh;
+    fresh.o.resize(static_cast<std::size_t>(l_.head_dim_padded));
+    std::vector<std::vector<RowState>> parts(static_cast<std::size_t>(rows), {fresh});
     std::int64_t const q_tile = slab_.view().tile_q(s_, head_, tile);
     Operand const q = operand(l_.q_codes, l_.q_scale_factors, q_tile);
     for (std::int64_t j = 0; j < s_.tiles_kv; ++j) {
@@ -208,9 +223,13 @@ class HeadLoop {
         std::int64_t const visible = visible_keys(l_.causal != 0, s_.seqlen_q, s_.seqlen_kv, tile * kTileRows + i) - j * kTileRows;
         if (visible <= 0) continue;
         ScoreRow const scores = score_row(q, k, i, q_tile, k_tile, mean_scores);
-        add_key_tile(states[static_cast<std::size_t>(i)], scores, std::min(visible, kTileRows), v, k_tile);
+        std::vector<RowState>& row_parts = parts[static_cast<std::size_t>(i)];
+        if (j > 0 && starts_part && starts_part(b_, head_, tile * kTileRows + i, j)) row_parts.push_back(fresh);
+        add_key_tile(row_parts.back(), scores, std::min(visible, kTileRows), v, k_tile);
       }
     }
+    std::vector<RowState> states;
+    for (auto const& row_parts : parts) states.push_back(row_parts.size() == 1 ? row_parts.front() : joined(row_parts));
     return states;
   }
 
@@ -331,7 +350,7 @@ class HeadLoop {
 }  // namespace
 
 AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Options const& options, std::byte const* slab, bool varlen,
-                                       ScoreArithmetic arithmetic) {
+                                       ScoreArithmetic arithmetic, StartsPart const& starts_part) {
   SlabReader const reader(layout, options, slab);
   AttentionResult result;
   result.o.assign(static_cast<std::size_t>(layout.rows_q * layout.num_heads * layout.head_dim), 0.0);
@@ -342,7 +361,7 @@ AttentionResult tile_ordered_attention(formats::PreparedLayout const& layout, Op
       HeadLoop const loop(reader, b, head, arithmetic);
       std::int64_t const first_lse = varlen ? head * layout.rows_q + s.row_begin_q : reader.view().row_q(s, head);
       for (std::int64_t tile = 0; tile < s.tiles_q; ++tile) {
-        std::vector<RowState> const rows = loop.run_query_tile(tile);
+        std::vector<RowState> const rows = loop.run_query_tile(tile, starts_part);
         for (std::size_t r = 0; r < rows.size(); ++r) {
           std::int64_t const i = tile * kTileRows + static_cast<std::int64_t>(r);
           std::int64_t const o_index = ((s.row_begin_q + i) * layout.num_heads + head) * layout.head_dim;

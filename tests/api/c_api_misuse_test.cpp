@@ -132,6 +132,12 @@ TEST_F(CApiMisuse, StructSizeTooSmallOrUninitialised) {
   }
 }
 
+TEST_F(CApiMisuse, StructSizeInsideAPointer) {
+  output.struct_size = offsetof(vcattn_output, lse) + sizeof(void*) / 2;
+  expect_error(attend_status(), VCATTN_INVALID_ARGUMENT, "output.struct_size");
+  output.struct_size = sizeof(output);
+}
+
 template <typename Struct>
 struct Newer {
   Struct known;

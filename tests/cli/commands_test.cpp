@@ -93,6 +93,7 @@ TEST_F(Commands, InfoSaysWhyCudaCannotBeUsed) {
   HiddenGpus const hidden;
   json const record = json::parse(run_successfully({"info", "--json"}).out);
   ASSERT_TRUE(record["cuda_built"].is_boolean());
+  ASSERT_TRUE(record["cuda_usable"].is_boolean());
   std::string const note = record["cuda_note"];
   EXPECT_NE(note.find(record["cuda_built"] ? "device cuda needs a GPU" : "no CUDA kernels"), std::string::npos) << note;
   EXPECT_NE(run_successfully({"info"}).out.find("CUDA      " + note), std::string::npos);

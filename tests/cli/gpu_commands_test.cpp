@@ -30,7 +30,7 @@ double relative_difference(FloatTensor const& a, FloatTensor const& b) {
 class GpuCommands : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_EQ(cuda_unavailable_reason(), "") << "this test needs a GPU";
+    if (std::string const reason = cuda_unavailable_reason(); !reason.empty()) FAIL() << "this test needs a GPU: " << reason;
     write_tensors(input_, small_problem());
   }
   std::string file(std::string_view name) const { return folder_.file(name); }
@@ -48,6 +48,7 @@ class GpuCommands : public testing::Test {
 TEST_F(GpuCommands, InfoNamesTheGpu) {
   json const record = json::parse(run_successfully({"info", "--json"}).out);
   EXPECT_EQ(record["cuda_built"], true);
+  EXPECT_EQ(record["cuda_usable"], true);
   EXPECT_EQ(record["cuda_note"], cuda_device_description());
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/attention_case.hpp"
 
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -9,7 +10,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
+#include "device/cuda/check.hpp"
 #include "formats/prepared_layout.hpp"
 #include "reference/tile_ordered.hpp"
 
@@ -134,12 +137,6 @@ Problem Case::problem(OwnedProblem const& owned) const {
   return problem;
 }
 
-Expected expected_result(Prepared const& prepared) {
-  auto const& impl = prepared.impl();
-  auto result = reference::tile_ordered_attention(impl.layout, impl.options, impl.slab, impl.varlen, reference::ScoreArithmetic::sm90);
-  return {std::move(result.o), std::move(result.lse), impl.options.exp_form == ExpForm::exp};
-}
-
 bool same_bits(std::vector<float> const& a, std::vector<float> const& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
@@ -190,6 +187,81 @@ Output run(Prepared const& on_device, bool with_lse) {
 }
 
 Output run_on_device(Prepared const& prepared, bool with_lse) { return run(to_cuda(prepared), with_lse); }
+
+namespace {
+
+/// Query tiles that one launch serves, and where it cuts those of its last wave (docs/kernels/sm90a.md), stated anew.
+class Launch {
+ public:
+  Launch(Prepared::Impl const& impl, std::int64_t tile_rows, std::function<bool(std::int64_t, std::int64_t)> const& serves)
+      : tile_rows_(tile_rows) {
+    auto const& l = impl.layout;
+    std::int64_t items = 0;
+    bool same_keys = true;
+    for (std::int64_t b = 0; b < l.batch; ++b) {
+      auto const& s = impl.view().sequences()[static_cast<std::size_t>(b)];
+      for (std::int64_t h = 0; h < l.num_heads; ++h) {
+        if (!serves(b, h) || s.seqlen_q == 0) continue;
+        first_item_[{b, h}] = items;
+        if (items > 0 && s.tiles_kv != key_tiles_) same_keys = false;
+        key_tiles_ = s.tiles_kv;
+        items += formats::ceil_div(s.seqlen_q, tile_rows);
+      }
+    }
+    std::int64_t const ctas = multiprocessors();
+    std::int64_t const last = items % ctas;
+    std::int64_t const total = last * key_tiles_;
+    if (last == 0 || !same_keys || l.causal != 0 || key_tiles_ - total / ctas < 24) return;
+    first_split_ = items - last;
+    for (std::int64_t cta = 0; cta < ctas; ++cta) {
+      std::int64_t const begin = cta * (total / ctas) + std::min(cta, total % ctas);
+      begins_.insert(begin / key_tiles_ * key_tiles_ + begin % key_tiles_ / 16 * 16);
+    }
+  }
+
+  bool serves(std::int64_t b, std::int64_t head) const { return first_item_.count({b, head}) != 0; }
+  bool starts_part(std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t key_tile) const {
+    std::int64_t const item = first_item_.at({b, head}) + row / tile_rows_;
+    return item >= first_split_ && begins_.count((item - first_split_) * key_tiles_ + key_tile) != 0;
+  }
+
+ private:
+  static std::int64_t multiprocessors() {
+    int device = 0, count = 0;
+    device::cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+    device::cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+    return count;
+  }
+
+  std::int64_t tile_rows_;
+  std::int64_t key_tiles_ = 0;
+  std::int64_t first_split_ = std::numeric_limits<std::int64_t>::max();
+  std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> first_item_;
+  std::set<std::int64_t> begins_;
+};
+
+reference::StartsPart starts_part(Prepared::Impl const& impl) {
+  auto const& l = impl.layout;
+  auto const is_f16 = [&](std::int64_t b, std::int64_t h) {
+    return impl.options.qk == QkFormat::e4m3 && impl.options.qk_scaling == QkScaling::unit && impl.options.scores != ScoreFormat::f32 &&
+           formats::allows_f16_scores(impl.options.exp_form) &&
+           impl.view().section<formats::ScoreVariant>(l.score_variant)[b * l.num_heads + h] == formats::ScoreVariant::f16;
+  };
+  Launch const f16(impl, 192, is_f16);
+  Launch const others(impl, 128, [&](std::int64_t b, std::int64_t h) { return !is_f16(b, h); });
+  return [f16, others](std::int64_t b, std::int64_t h, std::int64_t row, std::int64_t key_tile) {
+    return (f16.serves(b, h) ? f16 : others).starts_part(b, h, row, key_tile);
+  };
+}
+
+}  // namespace
+
+Expected expected_result(Prepared const& prepared) {
+  auto const& impl = prepared.impl();
+  auto result = reference::tile_ordered_attention(impl.layout, impl.options, impl.slab, impl.varlen, reference::ScoreArithmetic::sm90,
+                                                  starts_part(impl));
+  return {std::move(result.o), std::move(result.lse), impl.options.exp_form == ExpForm::exp};
+}
 
 double rms_difference(std::vector<double> const& a, std::vector<double> const& b) {
   double sum = 0;

@@ -119,6 +119,20 @@ TEST_P(RecipeOnDevice, ManyQueries) {
   check_cases(cases);
 }
 
+/// A last wave of few query tiles with many keys, which several CTAs share; with 140 heads behind a full wave; with a batch of equal and of
+/// different key lengths.
+TEST_P(RecipeOnDevice, SplitLastWave) {
+  std::vector<Case> cases;
+  cases.push_back({GetParam(), {1, 1, 4097, 1, 1, 128}});
+  cases.push_back({GetParam(), {1, 200, 5003, 1, 1, 64}});
+  cases.push_back({GetParam(), {2, 193, 4200, 2, 1, 128}, false, {4101, 4097}});
+  cases.push_back({GetParam(), {2, 65, 4200, 1, 1, 72}, false, {4200, 4095}});
+  cases.push_back({GetParam(), {1, 1, 3457, 140, 70, 40}});
+  cases.push_back({GetParam(), {1, 65, 8192, 1, 1, 96}});
+  cases.back().with_lse = false;
+  check_cases(cases);
+}
+
 TEST_P(RecipeOnDevice, KeyLengths) {
   std::vector<Case> cases;
   for (bool const causal : {false, true}) {

@@ -22,9 +22,10 @@ using reference::AttentionResult;
 using reference::exact_attention;
 using reference::recipe_attention;
 
-AttentionResult tile_ordered(Problem const& problem, Options const& options) {
+AttentionResult tile_ordered(Problem const& problem, Options const& options, reference::StartsPart const& starts_part = {}) {
   reference::PackedSlab const slab = reference::pack_slab(problem, options);
-  return reference::tile_ordered_attention(slab.layout, options, slab.bytes.data(), !problem.cu_seqlens_q.empty());
+  return reference::tile_ordered_attention(slab.layout, options, slab.bytes.data(), !problem.cu_seqlens_q.empty(),
+                                           reference::ScoreArithmetic::exact, starts_part);
 }
 
 class TileOrdered : public testing::TestWithParam<Recipe> {
@@ -71,6 +72,21 @@ TEST_P(TileOrdered, AgreesWithTheTextbookOnOddSizes) {
     AttentionResult const tiles = tile_ordered(problem, options());
     EXPECT_LE(relative_l2(tiles.o, textbook.o), multi_tile_tolerance()) << seqlen_kv;
     EXPECT_LE(max_abs_difference(tiles.lse, textbook.lse), multi_tile_lse_tolerance()) << seqlen_kv;
+  }
+}
+
+/// A part begins without the maximum of the keys before it: more tiles are rounded against another constant than the textbook's.
+TEST_P(TileOrdered, AddsUpPartsOfTheKeys) {
+  OwnedProblem const owned = OwnedProblem::normal({1, 67, 700, 2, 1, 64}, 29);
+  AttentionResult const textbook = recipe_attention(owned.problem(), options());
+  auto const starts_part = [](std::int64_t, std::int64_t head, std::int64_t row, std::int64_t key_tile) {
+    return head == 0 ? key_tile == 1 : key_tile == 2 + row % 2 || key_tile == 5;
+  };
+  AttentionResult const parts = tile_ordered(owned.problem(), options(), starts_part);
+  EXPECT_LE(relative_l2(parts.o, textbook.o), 1.5 * multi_tile_tolerance());
+  EXPECT_LE(max_abs_difference(parts.lse, textbook.lse), multi_tile_lse_tolerance());
+  if (options().prob == ProbFormat::e4m3) {
+    EXPECT_NE(parts.o, tile_ordered(owned.problem(), options()).o);
   }
 }
 

@@ -1,7 +1,9 @@
 #include "attention/sm90a/attention.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <utility>
 
 #include "attention/sm90a/instances.hpp"
 #include "core/online_softmax.hpp"
@@ -23,30 +25,34 @@ struct Instance {
   Scores scores;
   Probabilities probabilities;
   int head_dim;
+  std::size_t part_bytes;
   LaunchFunction launch;
   cudaError_t (*load)();
 };
 
-template <Scores kScores, Probabilities kProbabilities, int kHeadDim>
+/// Every combination; sources.cmake makes a translation unit of each.
+constexpr Scores kScoreFormats[] = {Scores::f16, Scores::f32, Scores::s32};
+constexpr Probabilities kProbabilityForms[] = {Probabilities::lines, Probabilities::exp};
+constexpr int kHeadDims[] = {64, 128};
+
+template <std::size_t kIndex>
 constexpr Instance instance() {
-  using Config = TileConfig<kScores, kProbabilities, kHeadDim>;
-  return {kScores, kProbabilities, kHeadDim, launch_instance<Config>, load_instance<Config>};
+  using Config = TileConfig<kScoreFormats[kIndex / 4], kProbabilityForms[kIndex / 2 % 2], kHeadDims[kIndex % 2]>;
+  return {Config::kScores, Config::kProbabilities, Config::kHeadDim, Config::kPartBytes, launch_instance<Config>, load_instance<Config>};
 }
 
-constexpr Instance kInstances[] = {
-    instance<Scores::f16, Probabilities::lines, 64>(), instance<Scores::f16, Probabilities::lines, 128>(),
-    instance<Scores::f16, Probabilities::exp, 64>(),   instance<Scores::f16, Probabilities::exp, 128>(),
-    instance<Scores::f32, Probabilities::lines, 64>(), instance<Scores::f32, Probabilities::lines, 128>(),
-    instance<Scores::f32, Probabilities::exp, 64>(),   instance<Scores::f32, Probabilities::exp, 128>(),
-    instance<Scores::s32, Probabilities::lines, 64>(), instance<Scores::s32, Probabilities::lines, 128>(),
-    instance<Scores::s32, Probabilities::exp, 64>(),   instance<Scores::s32, Probabilities::exp, 128>(),
-};
+template <std::size_t... kIndices>
+constexpr auto all_instances(std::index_sequence<kIndices...>) {
+  return std::array{instance<kIndices>()...};
+}
+constexpr auto kInstances =
+    all_instances(std::make_index_sequence<std::size(kScoreFormats) * std::size(kProbabilityForms) * std::size(kHeadDims)>());
 
 Instance const& find_instance(Scores scores, Probabilities probabilities, std::int64_t head_dim) {
-  auto const* const found = std::find_if(std::begin(kInstances), std::end(kInstances), [&](Instance const& i) {
+  auto const found = std::find_if(kInstances.begin(), kInstances.end(), [&](Instance const& i) {
     return i.scores == scores && i.probabilities == probabilities && i.head_dim == head_dim;
   });
-  if (found == std::end(kInstances)) throw Error(ErrorCode::internal, "no sm_90a instance for head_dim " + std::to_string(head_dim));
+  if (found == kInstances.end()) throw Error(ErrorCode::internal, "no sm_90a instance for head_dim " + std::to_string(head_dim));
   return *found;
 }
 
@@ -109,6 +115,9 @@ void set_problem(KernelParams& p, Slab const& slab, Options const& options) {
   p.causal = l.causal;
 }
 
+/// Whether the last wave of CTAs can be worth a split: all query tiles with the same keys, and many of them. The device decides.
+bool may_split(formats::PreparedLayout const& l) { return l.causal == 0 && l.tiles_kv / l.batch >= kLeastSplitGain; }
+
 void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) {
   auto const& l = slab.layout();
   int const width = static_cast<int>(l.head_dim_padded);
@@ -121,8 +130,7 @@ void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) 
   p.q_map = make_tensor_map({base(l.q_codes), 1, tiles_q * kTileRows, width, kWarpgroupRows, width, row_swizzle});
   p.k_map = make_tensor_map({base(l.k_codes), 1, tiles_kv * kTileRows, width, kTileKv, width, row_swizzle});
   p.v_map = make_tensor_map({base(l.v_codes), 1, tiles_kv * width, kTileKv, width, kTileKv, BoxSwizzle::bytes_128});
-  auto const& means = options.v_mean ? l.v_mean : l.v_codes;
-  p.mean_map = make_tensor_map({base(means), 2, tiles_kv, width, kWindowTiles, 64, BoxSwizzle::bytes_128});
+  if (options.v_mean) p.mean_map = make_tensor_map({base(l.v_mean), 2, tiles_kv, width, kWindowTiles, 64, BoxSwizzle::bytes_128});
 }
 
 }  // namespace
@@ -169,11 +177,14 @@ void attention(Slab const& slab, Options const& options, bool varlen, MutableTen
   set_output(p, o, lse, varlen);
 
   Probabilities const probabilities = options.exp_form == ExpForm::exp ? Probabilities::exp : Probabilities::lines;
-  auto const ctas = static_cast<unsigned>(std::min<std::int64_t>(device::cuda::multiprocessors(), l.num_heads * l.tiles_q));
+  auto const ctas = static_cast<unsigned>(device::cuda::multiprocessors());
   auto const launch = [&](Scores scores, int variant) {
+    Instance const& instance = find_instance(scores, probabilities, l.head_dim_padded);
     p.variant = variant;
-    device::cuda::check(find_instance(scores, probabilities, l.head_dim_padded).launch(p, ctas, static_cast<cudaStream_t>(stream)),
-                        "launch of the attention kernel");
+    std::shared_ptr<void> parts;
+    if (may_split(l)) parts = device::cuda::allocate_on_stream(2 * ctas * instance.part_bytes, stream);
+    p.parts = parts.get();
+    device::cuda::check(instance.launch(p, ctas, static_cast<cudaStream_t>(stream)), "launch of the attention kernel");
   };
   if (options.qk == QkFormat::int8) {
     launch(Scores::s32, -1);

@@ -17,6 +17,7 @@
 #include "attention/sm90a/scheduler.cuh"
 #include "attention/sm90a/smem_layout.cuh"
 #include "attention/sm90a/softmax.cuh"
+#include "attention/sm90a/split.cuh"
 #include "device/ptx/wgmma.cuh"
 #include "device/ring.cuh"
 
@@ -75,19 +76,16 @@ class Consumer {
   __device__ void carry(RowState (&row)[2], Acc& acc, bool moved, float const (&alpha)[2]);
   __device__ void end_window(RowState (&row)[2], Acc& acc);
   __device__ void promote(RowState (&row)[2], Acc& acc);
+  __device__ void add_promoted(RowState const (&row)[2], Acc& acc);
   __device__ void put_sums_aside(Acc& acc);
   __device__ void add_means(Acc& acc, float const (&first)[4], float const (&last)[4]);
 
   __device__ void release(ptx::Barrier& barrier) {
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier);
   }
-  /// Row 0 of this thread inside the query tile; row 1 is eight further down.
-  __device__ int first_row() const {
-    return warpgroup_ * kWarpgroupRows + static_cast<int>(threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4);
-  }
   __device__ Visible visible_keys(Work const& work, int n) const {
-    int const row = work.row_begin + first_row();
-    auto const keys = [&](int r) { return min(max(work.visible_keys(p_.causal != 0, r) - n * kTileKv, 0), kTileKv); };
+    int const row = work.row_begin + row_of_thread(warpgroup_);
+    auto const keys = [&](int r) { return min(max(work.visible_keys(p_.causal != 0, r) - (work.first_tile + n) * kTileKv, 0), kTileKv); };
     return {{keys(row), keys(row + 8)}};
   }
 
@@ -181,13 +179,13 @@ __device__ __forceinline__ void Consumer<C>::pack(Work const& work, int n, PairT
 /// What is fixed for a query tile.
 template <class C>
 __device__ __forceinline__ void Consumer<C>::start(Work const& work) {
-  full_tiles_ = max(work.visible_keys(p_.causal != 0, work.row_begin + warpgroup_ * kWarpgroupRows), 0) / kTileKv;
+  full_tiles_ = max(work.visible_keys(p_.causal != 0, work.row_begin + warpgroup_ * kWarpgroupRows), 0) / kTileKv - work.first_tile;
   std::int64_t const head = static_cast<std::int64_t>(work.b) * p_.num_heads + work.head;
   row_factor_ = p_.score_multiplier[head];
   if constexpr (C::kScores != Scores::f16) {
     if (p_.q_descale == nullptr) return;
     bool const blocks = p_.q_blocks_per_tile != 0;
-    std::int64_t const q_row = work.first_q_row + work.row_begin + first_row();
+    std::int64_t const q_row = work.first_q_row + work.row_begin + row_of_thread(warpgroup_);
     row_factor_ *= p_.q_descale[blocks ? q_row * p_.q_blocks_per_tile / formats::kTileRows : head];
     k_descale_ = p_.k_descale + (blocks ? work.first_kv_tile : static_cast<std::int64_t>(work.b) * p_.num_heads_kv + work.head_kv);
   }
@@ -204,27 +202,20 @@ __device__ __forceinline__ void Consumer<C>::put_sums_aside(Acc& acc) {
 }
 
 /// O += sum over the tiles of the window of r_ij mu_j, [64, 16] [16, head_dim]. first, last: r of the first and the last eight tiles, in
-/// the layout of accumulators, which is that of the A operand. r is split into two FP16 numbers, so that only mu is rounded. [EQ-RESTORE]
+/// the layout of accumulators, which is that of the A operand. r is rounded to FP16 as mu is: 2^-12 of a mean's distance from the global
+/// mean, and the roundings of the tiles are independent. [EQ-RESTORE]
 template <class C>
 __device__ __forceinline__ void Consumer<C>::add_means(Acc& acc, float const (&first)[4], float const (&last)[4]) {
   constexpr std::uint32_t kEightMeans = 8 * 64 * 2;
-  std::uint32_t high[4] = {ptx::pack_half2(first[0], first[1]), ptx::pack_half2(first[2], first[3]), ptx::pack_half2(last[0], last[1]),
+  std::uint32_t sums[4] = {ptx::pack_half2(first[0], first[1]), ptx::pack_half2(first[2], first[3]), ptx::pack_half2(last[0], last[1]),
                            ptx::pack_half2(last[2], last[3])};
-  std::uint32_t low[4];
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    float const* const r = (k < 2 ? first : last) + k % 2 * 2;
-    low[k] = ptx::pack_half2(r[0] - ptx::low_float(high[k]), r[1] - ptx::high_float(high[k]));
-  }
   ptx::barrier_wait(bar_.mean_full[mean_.stage], mean_.full_parity());
   ptx::MatrixDescriptor const means =
       ptx::matrix_descriptor(smem_.means[mean_.stage], ptx::Swizzle::bytes_128, C::kMeanBoxBytes, kEightMeans);
   ptx::pin(acc);
-  ptx::pin(high);
-  ptx::pin(low);
+  ptx::pin(sums);
   ptx::wgmma_fence();
-  ptx::wgmma_f32_f16_means(acc, high, means);
-  ptx::wgmma_f32_f16_means(acc, low, means);
+  ptx::wgmma_f32_f16_means(acc, sums, means);
   ptx::wgmma_commit();
   ptx::wgmma_wait<0>();
   ptx::pin(acc);
@@ -267,6 +258,20 @@ __device__ __forceinline__ void Consumer<C>::promote(RowState (&row)[2], Acc& ac
   row[0].out_factor = row[1].out_factor = 1.0f;
 }
 
+/// Adds the windows before to the accumulators of the last one.
+template <class C>
+__device__ __forceinline__ void Consumer<C>::add_promoted(RowState const (&row)[2], Acc& acc) {
+  if (row[0].out_factor == 0.0f && row[1].out_factor == 0.0f) return;
+#pragma unroll
+  for (int k = 0; k < C::kOutRegisters / 4; ++k) {
+    float4 const before = smem_.out[k][thread_];
+    acc[4 * k] = __fmaf_rn(before.x, row[0].out_factor, acc[4 * k]);
+    acc[4 * k + 1] = __fmaf_rn(before.y, row[0].out_factor, acc[4 * k + 1]);
+    acc[4 * k + 2] = __fmaf_rn(before.z, row[1].out_factor, acc[4 * k + 2]);
+    acc[4 * k + 3] = __fmaf_rn(before.w, row[1].out_factor, acc[4 * k + 3]);
+  }
+}
+
 /// Takes the accumulators from one tile to the next: new row constants, end of a window. [EQ-RESCALE]
 template <class C>
 __device__ __forceinline__ void Consumer<C>::carry(RowState (&row)[2], Acc& acc, bool moved, float const (&alpha)[2]) {
@@ -298,6 +303,7 @@ __device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (
   ScoreTile<C> tile;
   PairTile pairs;
   float alpha[2];
+  int const last = work.key_tiles - 1;
 
   start(work);
   ptx::barrier_wait(bar_.q_full[warpgroup_], q_.full_parity());
@@ -315,7 +321,7 @@ __device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (
   if constexpr (!C::kScoresFirst) finish_softmax(0);
 
 #pragma unroll 1
-  for (int n = 0; n + 1 < work.key_tiles; ++n) {
+  for (int n = 0; n < last; ++n) {
     if constexpr (C::kScoresFirst) {
       ptx::wgmma_fence();
       issue_scores(tile);
@@ -339,7 +345,7 @@ __device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (
   release(bar_.q_empty[warpgroup_]);
   q_.advance();
 
-  if constexpr (C::kScoresFirst) finish_softmax(work.key_tiles - 1);
+  if constexpr (C::kScoresFirst) finish_softmax(last);
   ptx::pin(probs);
   ptx::pin(acc);
   ptx::wgmma_fence();
@@ -349,16 +355,21 @@ __device__ __forceinline__ void Consumer<C>::attend(Work const& work, RowState (
   release(bar_.kv_empty[kv_.stage]);
   kv_.advance();
   end_window(row, acc);
+  add_promoted(row, acc);
 }
 
 template <class C>
 __device__ __forceinline__ void Consumer<C>::run() {
-  WorkList<C> list(p_);
+  WorkList<C> list(p_, smem_.last_wave);
   for (Work work; list.next(work);) {
     RowState row[2];
     Acc acc{};
     if (work.key_tiles > 0) attend(work, row, acc);
-    write_rows<C>(p_, work, work.row_begin + first_row(), row, acc, smem_.out, thread_);
+    if (work.split >= 0) {
+      store_part<C>(part_of<C>(p_, smem_.last_wave, blockIdx.x, work.split), row, acc, thread_);
+    } else {
+      write_rows<C>(p_, work, work.row_begin + row_of_thread(warpgroup_), row, acc);
+    }
   }
 }
 

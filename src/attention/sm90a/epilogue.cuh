@@ -34,11 +34,10 @@ __device__ __forceinline__ void store_pair(KernelParams const& p, std::int64_t e
   }
 }
 
-/// Writes rows `i` and `i + 8` of the (sequence, head). acc: sums of the last window, out: those of the windows before, of this thread.
+/// Writes rows `i` and `i + 8` of the (sequence, head). acc: their sums, the channels of this thread.
 template <class C>
 __device__ __forceinline__ void write_rows(KernelParams const& p, Work const& work, std::int64_t i, RowState const (&row)[2],
-                                           float const (&acc)[C::kAccRegisters], float4 const (*out)[C::kConsumers * kWarpgroupThreads],
-                                           int thread) {
+                                           float const (&acc)[C::kAccRegisters]) {
   formats::SequenceExtent const& s = p.sequences[work.b];
   int const t = static_cast<int>(threadIdx.x & 3);
   std::int64_t const kv_channels = (static_cast<std::int64_t>(work.b) * p.num_heads_kv + work.head_kv) * C::kHeadDim;
@@ -53,19 +52,10 @@ __device__ __forceinline__ void write_rows(KernelParams const& p, Work const& wo
     exists[r] = i + 8 * r < work.seqlen_q;
     correction[r] = exists[r] ? p.lse_correction[p.num_heads * s.row_begin_q + work.head * s.seqlen_q + i + 8 * r] : 0.0f;
   }
-  bool const promoted = row[0].out_factor != 0.0f || row[1].out_factor != 0.0f;
 #pragma unroll
   for (int g = 0; g < C::kHeadDim / 8; ++g) {
     int const d = 8 * g + 2 * t;
     if (d >= p.head_dim) continue;
-    float sums[4] = {acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]};
-    if (promoted) {
-      float4 const before = out[g][thread];
-      sums[0] = __fmaf_rn(before.x, row[0].out_factor, sums[0]);
-      sums[1] = __fmaf_rn(before.y, row[0].out_factor, sums[1]);
-      sums[2] = __fmaf_rn(before.z, row[1].out_factor, sums[2]);
-      sums[3] = __fmaf_rn(before.w, row[1].out_factor, sums[3]);
-    }
     float2 const descale = *reinterpret_cast<float2 const*>(p.v_descale + kv_channels + d);
     float2 mean{0.0f, 0.0f};
     if (p.v_global_mean != nullptr) mean = *reinterpret_cast<float2 const*>(p.v_global_mean + kv_channels + d);
@@ -73,8 +63,8 @@ __device__ __forceinline__ void write_rows(KernelParams const& p, Work const& wo
     for (int r = 0; r < 2; ++r) {
       if (!exists[r]) continue;
       bool const empty = row_sum[r] == 0.0f;
-      float x = empty ? 0.0f : sums[2 * r] * inverse[r] * descale.x + mean.x;
-      float y = empty ? 0.0f : sums[2 * r + 1] * inverse[r] * descale.y + mean.y;
+      float x = empty ? 0.0f : acc[4 * g + 2 * r] * inverse[r] * descale.x + mean.x;
+      float y = empty ? 0.0f : acc[4 * g + 2 * r + 1] * inverse[r] * descale.y + mean.y;
       if (correction[r] != correction[r]) x = y = correction[r];
       store_pair(p, o_head + (i + 8 * r) * p.o_stride[1] + d * p.o_stride[3], x, y);
     }

@@ -9,11 +9,12 @@
 
 namespace vcattn::attention_sm90a {
 
-/// Starts the kernel of configuration C with `ctas` CTAs.
+/// Starts the kernel of configuration C with `ctas` CTAs, and the one that joins parts where there is memory for them. load_instance() must
+/// have been called on the device.
 template <class C>
 cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStream_t stream);
 
-/// Loads it on the current device and allows it its shared memory.
+/// Loads the kernels on the current device and allows them their shared memory.
 template <class C>
 cudaError_t load_instance();
 

@@ -39,6 +39,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_kernel(__grid_consta
     if (ptx::smem_address(dynamic_smem) % kSmemAlignment != 0) __trap();  // the swizzle patterns would not match the descriptors
     init_barriers<C>(smem.barriers);
   }
+  if (threadIdx.x < 32) {
+    LastWave const last_wave = plan_last_wave<C>(p, gridDim.x);
+    if (threadIdx.x == 0) smem.last_wave = last_wave;
+  }
   __syncthreads();
 
   // The same for a whole warp, which the compiler cannot see by itself.

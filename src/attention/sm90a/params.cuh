@@ -38,6 +38,9 @@ struct KernelParams {
   // [EQ-TOP-ALIGN] integer constants of FP16 scores: top code minus j, by the fraction of the row maximum.
   std::int8_t aligned_top[core::kTopFractions + 1];
 
+  // The split of the last wave (split.cuh); nullptr: every query tile is worked on by one CTA.
+  void* parts;  // Part<C> [2 gridDim.x]
+
   // Output.
   void* o;
   std::int64_t o_stride[4];

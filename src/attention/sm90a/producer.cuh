@@ -29,7 +29,7 @@ class Producer {
   /// Called by one warp; its first lane copies.
   __device__ void run() {
     bool const leader = threadIdx.x % 32 == 0;
-    WorkList<C> list(p_);
+    WorkList<C> list(p_, smem_.last_wave);
     for (Work work; list.next(work);) {
       if (leader && work.key_tiles > 0) load(work);
       __syncwarp();

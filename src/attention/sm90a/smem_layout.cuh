@@ -2,6 +2,7 @@
 
 // Shared memory of one CTA.
 
+#include "attention/sm90a/scheduler.cuh"
 #include "attention/sm90a/tile_config.hpp"
 #include "device/ptx/async_copy.cuh"
 
@@ -33,6 +34,7 @@ struct alignas(kSmemAlignment) SmemLayout {
   std::uint8_t means[C::kMeanStages][C::kMeanBytes];                    // [head_dim / 64][16 means][64 channels] FP16, swizzled
   float4 out[C::kOutRegisters / 4][C::kConsumers * kWarpgroupThreads];  // promoted accumulators, private to each thread
   Barriers<C> barriers;
+  LastWave last_wave;
 };
 
 template <class C>

@@ -43,6 +43,10 @@ struct Visible {
   int keys[2];
 };
 
+/// Row 0 of this thread inside the query tile; row 1 is eight further down.
+__device__ __forceinline__ int row_of_thread(int warpgroup) {
+  return warpgroup * kWarpgroupRows + static_cast<int>(threadIdx.x % kWarpgroupThreads / 32 * 16 + threadIdx.x % 32 / 4);
+}
 __device__ __forceinline__ int key_of(int g, int i) { return 8 * g + 2 * static_cast<int>(threadIdx.x & 3) + i; }
 
 /// Lowest score, so that invisible keys do not take part in the maximum.

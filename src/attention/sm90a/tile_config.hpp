@@ -20,10 +20,11 @@ enum class Probabilities : std::uint8_t {
   exp,    // exponential, then conversion
 };
 
-constexpr int kOneHotRows = 8;      // rows appended to a V tile: one wgmma column group
-constexpr int kWindowTiles = 16;    // most key tiles between two promotions: K of the product that restores their means
-constexpr int kTileKv = 128;        // keys per step, = rows of a prepared tile
-constexpr int kWarpgroupRows = 64;  // query rows of a warpgroup, = M of wgmma
+constexpr int kOneHotRows = 8;       // rows appended to a V tile: one wgmma column group
+constexpr int kWindowTiles = 16;     // most key tiles between two promotions: K of the product that restores their means
+constexpr int kTileKv = 128;         // keys per step, = rows of a prepared tile
+constexpr int kLeastSplitGain = 24;  // key tiles by which the split of the last wave must shorten it; parts cost the time of about ten
+constexpr int kWarpgroupRows = 64;   // query rows of a warpgroup, = M of wgmma
 constexpr int kWarpgroupThreads = 128;
 
 template <Scores kScoresFormat, Probabilities kProbabilitiesForm, int kHeadDimPadded>
@@ -59,10 +60,12 @@ struct TileConfig {
   static constexpr int kOneHotBytes = kOneHotRows * kTileKv;
   static constexpr int kMeanBoxBytes = kWindowTiles * 64 * 2;  // 64 channels of 16 means, FP16
   static constexpr int kMeanBytes = kMeanBoxBytes * (kHeadDim / 64);
+  static constexpr std::size_t kPartBytes = std::size_t{kTileQ} * (4 * kHeadDim + 32);  // FP32 sums of a query tile, constants, row sums
 
   static_assert(kHeadDim == 64 || kHeadDim == 128);
   static_assert(kScores == Scores::f16 || kTileQ == 128, "with 32-bit scores a query tile is one of the prepared layout, with one descale");
   static_assert(kWindowTiles == 2 * kOneHotRows && kWindowTiles == 16, "row sums of a window are the A operand of one k16 product");
+  static_assert(kLeastSplitGain > kWindowTiles, "a CTA has key tiles of two split query tiles at most, and of none all");
   static_assert(kConsumerRegisters % 8 == 0 && kProducerRegisters % 8 == 0);
 };
 

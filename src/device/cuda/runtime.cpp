@@ -1,5 +1,9 @@
 #include "device/cuda/runtime.hpp"
 
+#include <cstdint>
+#include <map>
+#include <mutex>
+
 #include "device/cuda/check.hpp"
 
 namespace vcattn::device::cuda {
@@ -72,6 +76,34 @@ std::shared_ptr<void> allocate(std::size_t bytes) {
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "cudaMalloc");
   return {memory, [](void* pointer) { (void)cudaFree(pointer); }};
+}
+
+namespace {
+
+/// The pool of the current device, made at the first call and never destroyed: memory that went back serves the next call.
+cudaMemPool_t memory_pool() {
+  static std::mutex mutex;
+  static std::map<int, cudaMemPool_t> pools;
+  int const device = current_device();
+  std::lock_guard const lock(mutex);
+  cudaMemPool_t& pool = pools[device];
+  if (pool == nullptr) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+    std::uint64_t keep = UINT64_MAX;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+  }
+  return pool;
+}
+
+}  // namespace
+
+std::shared_ptr<void> allocate_on_stream(std::size_t bytes, void* stream) {
+  void* memory = nullptr;
+  check(cudaMallocFromPoolAsync(&memory, bytes == 0 ? 1 : bytes, memory_pool(), as_stream(stream)), "cudaMallocFromPoolAsync");
+  return {memory, [stream](void* pointer) { (void)cudaFreeAsync(pointer, as_stream(stream)); }};
 }
 
 void copy_to_device(void* device, void const* host, std::size_t bytes) {

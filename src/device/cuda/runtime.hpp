@@ -18,6 +18,9 @@ int multiprocessors();
 int current_device();
 
 std::shared_ptr<void> allocate(std::size_t bytes);
+/// Memory for the work that is put on `stream` while the result lives, from a pool that keeps what it has had. May be captured into a
+/// graph.
+std::shared_ptr<void> allocate_on_stream(std::size_t bytes, void* stream);
 void copy_to_device(void* device, void const* host, std::size_t bytes);
 void copy_to_host(void* host, void const* device, std::size_t bytes, void* stream);
 void fill(void* device, unsigned char value, std::size_t bytes);
