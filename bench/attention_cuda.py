@@ -333,6 +333,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsed.recipes = unique("--recipes", [parse_recipe(text) for text in parsed.recipes.split(",")])
     parsed.peers = unique("--peer", [parse_peer(text) for text in parsed.peer])
     for path in (parsed.json, parsed.latest):
+        if path and path.is_dir():
+            raise BenchError(f"{path}: a file required, this is a folder; name a file in it")
         if path and not path.parent.is_dir():
             raise BenchError(f"{path}: an existing folder required, {path.parent} is none; create it")
     for peer in parsed.peers:

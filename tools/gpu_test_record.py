@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Record of GPU tests from their logs: what passed, the largest errors, what the sanitizers said.
 
-python3 tools/gpu_test_record.py --commit SHA --log LOG --exit NAME=STATUS ... --sanitizer TOOL=LOG ... > bench/records/gpu_tests_h200.json
+python3 tools/gpu_test_record.py --commit SHA --driver VERSION --cuda VERSION --log LOG --exit NAME=STATUS ... --sanitizer TOOL=LOG ... > FILE
 """
 
 import argparse
@@ -20,9 +20,23 @@ def count(text: str, what: str) -> int:
     return int(found.group(1)) if found else 0
 
 
+def found(pattern: str, text: str, path: Path) -> re.Match[str]:
+    match = re.search(pattern, text, re.M)
+    if match is None:
+        sys.exit(f"gpu_test_record: {path} has no line like {pattern}: the tests did not run to their end")
+    return match
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        sys.exit(f"gpu_test_record: {error}")
+
+
 def sanitizer(argument: str) -> dict[str, object]:
     tool, _, path = argument.partition("=")
-    text = Path(path).read_text()
+    text = read(Path(path))
     summary = re.findall(r"^========= (.*SUMMARY.*)$", text, re.M)
     filters = re.findall(r"^Note: Google Test filter = (.*)$", text, re.M)
     if not summary:
@@ -39,9 +53,9 @@ def main() -> None:
     parser.add_argument("--exit", action="append", default=[], metavar="NAME=STATUS", help="exit status of another test program")
     parser.add_argument("--sanitizer", action="append", default=[], metavar="TOOL=LOG")
     arguments = parser.parse_args()
-    text = arguments.log.read_text()
-    device, seed = re.search(r"^(.+?) \(.*inputs of --seed (\d+)$", text, re.M).groups()
-    worst = re.search(r"^worst errors: (.*)$", text, re.M).group(1)
+    text = read(arguments.log)
+    device, seed = found(r"^(.+?) \(.*inputs of --seed (\d+)$", text, arguments.log).groups()
+    worst = found(r"^worst errors: (.*)$", text, arguments.log).group(1)
     record = {
         "kind": "gpu-tests",
         "date": datetime.date.today().isoformat(),

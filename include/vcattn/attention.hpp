@@ -75,8 +75,9 @@ VCATTN_API Support supports(Problem const& problem, Options const& options, Devi
 /// Bytes of a prepared problem: codes, descales, means, corrections, permutation (docs/formats.md). Errors: as supports().
 VCATTN_API std::size_t prepared_size_bytes(Problem const& problem, Options const& options);
 
-/// Bytes of scratch that attention() needs on top. O(S), never S x S.
-VCATTN_API std::size_t workspace_size_bytes(Problem const& problem, Options const& options);
+/// Bytes of scratch that attention() on `device` needs on top: O(S) on the CPU, up to 28 MB on the current CUDA device. Errors: as
+/// supports().
+VCATTN_API std::size_t workspace_size_bytes(Problem const& problem, Options const& options, Device device = Device::cpu);
 
 /// Q, K and V after preparation, in the layout of docs/formats.md. Holds no pointer to the inputs, which may be freed.
 /// Memory: owned by the object, or the caller's `storage` (which then must outlive it). Movable, not copyable.
@@ -117,10 +118,13 @@ VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std:
 /// o: [B, Sq, H, D] (varlen [1, total_q, H, D]), any dtype and strides, must not overlap the inputs.
 /// lse: empty, or FP32 contiguous [B, H, Sq] (varlen [H, total_q]): natural log-sum-exp of the scaled scores, corrected for the subtracted
 /// K mean and for the mean bias of the ExpCast form. Rows without a key give O = 0 and lse = -inf. workspace: empty (allocated inside) or
-/// workspace_size_bytes() long and 256-byte aligned. Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch.
-/// On a CUDA device o and lse are device memory and no workspace is used. The call enqueues on `stream` and returns: it waits for nothing
-/// and may be captured into a graph. Up to 28 MB for query tiles that several CTAs share come from a stream-ordered pool of the library,
-/// which keeps them. Errors: also unsupported, with the reason of supports(); out_of_memory.
+/// workspace_size_bytes() long and 256-byte aligned. Deterministic for any number of threads. Errors: invalid_argument on a shape mismatch,
+/// out_of_memory.
+///
+/// On a CUDA device o, lse and workspace are device memory. The call enqueues on `stream` and returns: it waits for nothing and may be
+/// captured into a graph. An empty workspace comes from a stream-ordered pool that the library keeps; captured, it becomes a memory node
+/// of the graph, with CUDA's rules for such graphs (one executable at a time, no clones). Errors: also unsupported, with the reason of
+/// supports().
 VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {},
                           std::span<std::byte> workspace = {}, Stream stream = nullptr);
 

@@ -244,8 +244,10 @@ VCATTN_C_API vcattn_status vcattn_cuda_available(uint32_t* available, char* reas
 /// Bytes of a prepared problem. Errors: invalid_argument, unsupported.
 VCATTN_C_API vcattn_status vcattn_prepared_size(vcattn_problem const* problem, vcattn_options const* options, size_t* size_bytes);
 
-/// Bytes of scratch that vcattn_attention() needs on top; O(S). Errors: invalid_argument, unsupported.
-VCATTN_C_API vcattn_status vcattn_workspace_size(vcattn_problem const* problem, vcattn_options const* options, size_t* size_bytes);
+/// Bytes of scratch that vcattn_attention() on `device` (VCATTN_CPU, or VCATTN_CUDA for the current one) needs on top: O(S) on the CPU, up
+/// to 28 MB on a CUDA device. Errors: invalid_argument, unsupported.
+VCATTN_C_API vcattn_status vcattn_workspace_size(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
+                                                 size_t* size_bytes);
 
 /// Groups (unless a permutation is given), smooths and quantises.
 ///
@@ -282,9 +284,11 @@ VCATTN_C_API vcattn_status vcattn_prepared_value_energy_removed(vcattn_prepared 
 
 /// O = softmax(scale Q K^T) V of a prepared problem, and its log-sum-exp. Rows without a key give O = 0 and lse = -inf.
 ///
-/// call: its device must be that of `prepared`, so NULL where that is on the CPU. On a CUDA device o and lse are device memory; the call
-/// enqueues on the stream and returns: it allocates nothing, waits for nothing and may be captured into a graph.
-/// workspace: NULL with 0 (allocated inside), or at least vcattn_workspace_size() bytes, 256-byte aligned; not used on a CUDA device.
+/// call: its device must be that of `prepared`, so NULL where that is on the CPU. On a CUDA device o, lse and workspace are device memory;
+/// the call enqueues on the stream and returns: it waits for nothing and may be captured into a graph.
+/// workspace: NULL with 0 (allocated inside), or at least vcattn_workspace_size() bytes, 256-byte aligned. On a CUDA device NULL takes it
+/// from a stream-ordered pool that the library keeps; captured, it becomes a memory node of the graph, with CUDA's rules for such graphs
+/// (one executable at a time, no clones).
 /// Errors: invalid_argument (shapes, overlap, device, workspace too small or misaligned), out_of_memory; on a CUDA device also unsupported,
 /// with the reason of vcattn_supports().
 VCATTN_C_API vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output const* output, void* workspace,

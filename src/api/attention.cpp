@@ -29,15 +29,9 @@ std::byte* aligned_start(std::vector<std::byte>& owned, std::size_t bytes) {
 }
 
 /// The caller's memory if any, else memory kept in `owned`.
-std::byte* memory_for(std::span<std::byte> given, std::size_t bytes, char const* what, char const* size_function,
-                      std::vector<std::byte>& owned) {
+std::byte* memory_for(std::span<std::byte> given, std::size_t bytes, char const* what, char const* ask, std::vector<std::byte>& owned) {
   if (given.empty()) return aligned_start(owned, bytes);
-  if (given.size() < bytes || reinterpret_cast<std::uintptr_t>(given.data()) % kSectionAlignment != 0) {
-    throw Error(ErrorCode::invalid_argument, std::string(what) + " must be 256-byte aligned and at least " + std::to_string(bytes) +
-                                                 " bytes; got " + std::to_string(given.size()) + " bytes at address " +
-                                                 std::to_string(reinterpret_cast<std::uintptr_t>(given.data())) + "; ask " + size_function +
-                                                 "()");
-  }
+  formats::check_memory(given, bytes, what, ask);
   return given.data();
 }
 
@@ -103,9 +97,14 @@ std::size_t prepared_size_bytes(Problem const& problem, Options const& options) 
   return formats::plan_layout(problem, options).layout.total_bytes;
 }
 
-std::size_t workspace_size_bytes(Problem const& problem, Options const& options) {
+std::size_t workspace_size_bytes(Problem const& problem, Options const& options, Device device) {
   dispatch::check_problem(problem, options);
   auto const plan = formats::plan_layout(problem, options);
+  if (device == Device::cuda) {
+    std::string const reason = dispatch::cuda_unsupported_reason(plan.layout, options);
+    if (!reason.empty()) throw Error(ErrorCode::unsupported, reason);
+    return dispatch::cuda_workspace_bytes(plan.layout, options);
+  }
   return attention_cpu::workspace_bytes(plan.layout, plan.sequences, options);
 }
 
@@ -119,7 +118,7 @@ Prepared prepare(Problem const& problem, Options const& options, std::span<std::
   impl->layout = plan.layout;
   impl->options = options;
   impl->varlen = !problem.cu_seqlens_q.empty();
-  impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes", impl->owned);
+  impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes()", impl->owned);
   formats::SlabView<std::byte> const slab(impl->layout, impl->slab);
   std::copy(plan.sequences.begin(), plan.sequences.end(), slab.section<formats::SequenceExtent>(impl->layout.sequences));
   fill_permutation(problem, options, slab);
@@ -141,12 +140,12 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
                                                  std::to_string(lse.size()) + "; pass that many or an empty span");
   }
   if (impl.device == Device::cuda) {
-    dispatch::attention_cuda(impl, o, lse.empty() ? nullptr : lse.data(), stream);
+    dispatch::attention_cuda(impl, o, lse.empty() ? nullptr : lse.data(), workspace, stream);
     return;
   }
   std::vector<std::byte> owned;
   std::size_t const bytes = attention_cpu::workspace_bytes(l, impl.view().sequences(), impl.options);
-  std::byte* const scratch = memory_for(workspace, bytes, "workspace", "workspace_size_bytes", owned);
+  std::byte* const scratch = memory_for(workspace, bytes, "workspace", "workspace_size_bytes()", owned);
   attention_cpu::attention(impl.view(), impl.options, varlen, o, lse, scratch, device::cpu::best_isa());
 }
 

@@ -275,8 +275,10 @@ vcattn_status vcattn_prepared_size(vcattn_problem const* problem, vcattn_options
   return guarded([&] { require(size_bytes, "size_bytes") = vcattn::prepared_size_bytes(to_problem(problem), to_options(options)); });
 }
 
-vcattn_status vcattn_workspace_size(vcattn_problem const* problem, vcattn_options const* options, size_t* size_bytes) {
-  return guarded([&] { require(size_bytes, "size_bytes") = vcattn::workspace_size_bytes(to_problem(problem), to_options(options)); });
+vcattn_status vcattn_workspace_size(vcattn_problem const* problem, vcattn_options const* options, uint32_t device, size_t* size_bytes) {
+  return guarded([&] {
+    require(size_bytes, "size_bytes") = vcattn::workspace_size_bytes(to_problem(problem), to_options(options), to_device(device));
+  });
 }
 
 vcattn_status vcattn_prepare(vcattn_problem const* problem, vcattn_options const* options, void* storage, size_t storage_bytes,

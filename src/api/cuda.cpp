@@ -53,10 +53,7 @@ Prepared to_cuda(Prepared const& prepared, std::span<std::byte> storage) {
   }
   auto const& source = prepared.impl();
   std::size_t const bytes = source.layout.total_bytes;
-  if (!storage.empty() && (storage.size() < bytes || reinterpret_cast<std::uintptr_t>(storage.data()) % formats::kSectionAlignment != 0)) {
-    throw Error(ErrorCode::invalid_argument, "storage must be 256-byte aligned device memory of at least " + std::to_string(bytes) +
-                                                 " bytes; got " + std::to_string(storage.size()) + "; ask prepared.size_bytes()");
-  }
+  if (!storage.empty()) formats::check_memory(storage, bytes, "storage in device memory", "prepared.size_bytes()");
   auto impl = std::make_unique<Prepared::Impl>();
   impl->layout = source.layout;
   impl->options = source.options;

@@ -1,6 +1,7 @@
 #include "dispatch/cuda.hpp"
 
 #include <cstdint>
+#include <memory>
 
 #include "attention/sm90a/attention.hpp"
 #include "device/cuda/runtime.hpp"
@@ -12,7 +13,14 @@ std::string cuda_unsupported_reason(formats::PreparedLayout const& layout, Optio
   return attention_sm90a::unsupported_reason(layout, options);
 }
 
-void load_cuda_kernels() { attention_sm90a::load_kernels(); }
+void load_cuda_kernels() {
+  attention_sm90a::load_kernels();
+  device::cuda::create_memory_pool();
+}
+
+std::size_t cuda_workspace_bytes(formats::PreparedLayout const& layout, Options const& options) {
+  return attention_sm90a::workspace_bytes(layout, options);
+}
 
 namespace {
 
@@ -24,7 +32,7 @@ void check_aligned(void const* data, std::size_t bytes, char const* name) {
 
 }  // namespace
 
-void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, Stream stream) {
+void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, std::span<std::byte> workspace, Stream stream) {
   std::string const reason = cuda_unsupported_reason(prepared.layout, prepared.options);
   if (!reason.empty()) throw Error(ErrorCode::unsupported, reason);
   if (int const current = device::cuda::current_device(); current != prepared.device_ordinal) {
@@ -34,7 +42,14 @@ void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, 
   }
   check_aligned(o.data, static_cast<std::size_t>(dtype_bytes(o.dtype)), "o");
   check_aligned(lse, sizeof(float), "lse");
-  attention_sm90a::attention(prepared.view(), prepared.options, prepared.varlen, o, lse, stream);
+  std::size_t const bytes = cuda_workspace_bytes(prepared.layout, prepared.options);
+  std::shared_ptr<void> owned;
+  if (workspace.empty() && bytes > 0) {
+    owned = device::cuda::allocate_on_stream(bytes, stream);
+    workspace = {static_cast<std::byte*>(owned.get()), bytes};
+  }
+  formats::check_memory(workspace, bytes, "workspace in device memory", "workspace_size_bytes(problem, options, Device::cuda)");
+  attention_sm90a::attention(prepared.view(), prepared.options, prepared.varlen, o, lse, workspace.data(), stream);
 }
 
 }  // namespace vcattn::dispatch

@@ -2,6 +2,7 @@
 
 // Which CUDA kernels serve what.
 
+#include <span>
 #include <string>
 
 #include "formats/prepared_layout.hpp"
@@ -11,11 +12,15 @@ namespace vcattn::dispatch {
 /// Why a problem of that layout is not served on the current CUDA device, empty if it is.
 std::string cuda_unsupported_reason(formats::PreparedLayout const& layout, Options const& options);
 
-/// Loads the kernels on the current device, so that the first attention() may be captured into a graph.
+/// Loads the kernels on the current device and makes its memory pool, so that the first attention() may be captured into a graph.
 void load_cuda_kernels();
 
-/// attention() of a problem in device memory. Throws ErrorCode::unsupported with the reason above, invalid_argument where another device is
-/// current or o or lse are not aligned to their elements.
-void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, Stream stream);
+/// Scratch of attention_cuda() for a layout that is served.
+std::size_t cuda_workspace_bytes(formats::PreparedLayout const& layout, Options const& options);
+
+/// attention() of a problem in device memory. workspace: empty (from the pool) or cuda_workspace_bytes(). Throws ErrorCode::unsupported
+/// with the reason above, invalid_argument where another device is current, o or lse are not aligned to their elements, or the workspace
+/// does not do.
+void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, std::span<std::byte> workspace, Stream stream);
 
 }  // namespace vcattn::dispatch

@@ -88,6 +88,14 @@ std::vector<SequenceExtent> sequence_extents(Problem const& problem) {
 
 }  // namespace
 
+void check_memory(std::span<std::byte const> given, std::size_t bytes, char const* what, char const* ask) {
+  auto const address = reinterpret_cast<std::uintptr_t>(given.data());
+  if (given.size() >= bytes && address % kSectionAlignment == 0) return;
+  throw Error(ErrorCode::invalid_argument, std::string(what) + " must be 256-byte aligned and at least " + std::to_string(bytes) +
+                                               " bytes; got " + std::to_string(given.size()) + " bytes at address " +
+                                               std::to_string(address) + "; ask " + ask);
+}
+
 LayoutPlan plan_layout(Problem const& problem, Options const& options) {
   LayoutPlan plan;
   plan.sequences = sequence_extents(problem);

@@ -117,6 +117,10 @@ struct LayoutPlan {
 };
 LayoutPlan plan_layout(Problem const& problem, Options const& options);
 
+/// Throws invalid_argument unless the caller's memory is 256-byte aligned and at least `bytes` long. `what` names it, `ask` says where the
+/// size comes from.
+void check_memory(std::span<std::byte const> given, std::size_t bytes, char const* what, char const* ask);
+
 /// Smallest power of two >= head_dim, at least 32.
 std::int64_t padded_head_dim(std::int64_t head_dim);
 

@@ -69,7 +69,7 @@ TEST_F(CApiMisuse, NullPointers) {
   add("problem", vcattn_prepared_size(nullptr, &options, &size));
   add("options", vcattn_prepared_size(&problem, nullptr, &size));
   add("size_bytes", vcattn_prepared_size(&problem, &options, nullptr));
-  add("size_bytes", vcattn_workspace_size(&problem, &options, nullptr));
+  add("size_bytes", vcattn_workspace_size(&problem, &options, VCATTN_CPU, nullptr));
   vcattn_prepared* none = prepared;
   add("problem", vcattn_prepare(nullptr, &options, nullptr, 0, nullptr, &none));
   EXPECT_EQ(none, nullptr) << "a failed call must leave no handle";
@@ -366,7 +366,7 @@ TEST_F(CApiMisuse, StorageAndWorkspace) {
   ASSERT_EQ(prepare_status(storage.data(), storage_bytes), VCATTN_OK) << vcattn_last_error();
 
   std::size_t workspace_bytes = 0;
-  ASSERT_EQ(vcattn_workspace_size(&problem, &options, &workspace_bytes), VCATTN_OK) << vcattn_last_error();
+  ASSERT_EQ(vcattn_workspace_size(&problem, &options, VCATTN_CPU, &workspace_bytes), VCATTN_OK) << vcattn_last_error();
   AlignedBuffer workspace(workspace_bytes + 1);
   auto const attention_status = [&](void* data, std::size_t size) { return vcattn_attention(prepared, &output, data, size, nullptr); };
   expect_error(attention_status(workspace.data() + 8, workspace_bytes + 1), VCATTN_INVALID_ARGUMENT, "workspace");

@@ -61,7 +61,7 @@ TEST_P(CApiRecipe, PrepareAndAttentionInCallerMemoryEqualAttend) {
 
   std::size_t storage_bytes = 0, workspace_bytes = 0, prepared_bytes = 0;
   expect_ok(vcattn_prepared_size(&problem, &options, &storage_bytes));
-  expect_ok(vcattn_workspace_size(&problem, &options, &workspace_bytes));
+  expect_ok(vcattn_workspace_size(&problem, &options, VCATTN_CPU, &workspace_bytes));
   AlignedBuffer storage(storage_bytes), workspace(workspace_bytes);
   vcattn_prepared* prepared = nullptr;
   expect_ok(vcattn_prepare(&problem, &options, storage.data(), storage_bytes, nullptr, &prepared));

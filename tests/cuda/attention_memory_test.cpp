@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <functional>
@@ -260,6 +261,44 @@ TEST(Streams, ACapturedCallReadsTheSlabAnew) {
       graph.launch(stream);
       EXPECT_TRUE(same_bits(memory.download(stream.get()), next == &first ? first_output : second_output)) << recipe;
     }
+  }
+}
+
+/// Run alone in a process (`make test-gpu` does): nothing that the call needs may be made during the capture.
+TEST(Streams, ACapturedCallMayBeTheFirst) {
+  Prepared const on_device = to_cuda(prepare_case({"vc8", {1, 65, 3333, 2, 1, 128}}, 28));
+  DeviceOutput memory(on_device);
+  OwnStream const stream;
+  CapturedGraph const graph(stream, [&](Stream s) { attention(on_device, memory.o(), memory.lse(), {}, s); });
+  memory.poison();
+  graph.launch(stream);
+  EXPECT_TRUE(same_bits(memory.download(stream.get()), run(on_device)));
+}
+
+TEST(Workspace, OfTheCallerIsEnoughAndOnlyIt) {
+  Case const attention_case{"vc8", {1, 200, 5003, 2, 1, 128}};
+  OwnedProblem const owned = OwnedProblem::normal(attention_case.sizes, case_seed(29));
+  Problem const problem = attention_case.problem(owned);
+  Options const options = options_of(attention_case.recipe);
+  Prepared const on_device = to_cuda(prepare(problem, options));
+  std::size_t const bytes = workspace_size_bytes(problem, options, Device::cuda);
+  ASSERT_GT(bytes, 0u);
+  constexpr std::size_t kGuard = 256;
+  CudaBuffer memory(bytes + 2 * kGuard);
+  memory.fill(kPoison);
+  std::span<std::byte> const workspace(static_cast<std::byte*>(memory.data()) + kGuard, bytes);
+  DeviceOutput const output(on_device);
+  attention(on_device, output.o(), output.lse(), workspace);
+  EXPECT_TRUE(same_bits(output.download(), run(on_device)));
+  std::vector<unsigned char> host(memory.size());
+  memory.download(host.data(), host.size());
+  auto const untouched = [&](std::size_t begin) {
+    return std::all_of(host.begin() + static_cast<std::ptrdiff_t>(begin), host.begin() + static_cast<std::ptrdiff_t>(begin + kGuard),
+                       [](unsigned char byte) { return byte == kPoison; });
+  };
+  EXPECT_TRUE(untouched(0) && untouched(kGuard + bytes));
+  for (auto const& bad : {workspace.first(bytes - 1), std::span(workspace.data() + 8, bytes)}) {
+    EXPECT_THROW(attention(on_device, output.o(), output.lse(), bad), Error);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "attention/sm90a/instances.hpp"
 #include "core/online_softmax.hpp"
@@ -57,6 +58,24 @@ Instance const& find_instance(Scores scores, Probabilities probabilities, std::i
 }
 
 bool unit_scaling(Options const& options) { return options.qk == QkFormat::e4m3 && options.qk_scaling == QkScaling::unit; }
+
+struct Launch {
+  Scores scores;
+  int variant;  // < 0: all heads
+};
+
+/// One kernel for all heads, or two: the score bound of each head, on the device, says which of them serves it; the other one passes over
+/// the head.
+std::vector<Launch> launches_of(Options const& options) {
+  if (options.qk == QkFormat::int8) return {{Scores::s32, -1}};
+  if (!unit_scaling(options) || options.scores == ScoreFormat::f32 || !formats::allows_f16_scores(options.exp_form))
+    return {{Scores::f32, -1}};
+  return {{Scores::f16, static_cast<int>(formats::ScoreVariant::f16)}, {Scores::f32, static_cast<int>(formats::ScoreVariant::f32)}};
+}
+
+Probabilities probabilities_of(Options const& options) {
+  return options.exp_form == ExpForm::exp ? Probabilities::exp : Probabilities::lines;
+}
 
 /// Key tiles between two promotions of the FP8 accumulators. Residuals from block means hardly grow; whole values do.
 std::int32_t window_tiles(Options const& options) { return options.v_mean ? kWindowTiles : 1; }
@@ -163,11 +182,21 @@ std::string unsupported_reason(formats::PreparedLayout const& l, Options const& 
   return "";
 }
 
+std::size_t workspace_bytes(formats::PreparedLayout const& l, Options const& options) {
+  if (!may_split(l)) return 0;
+  std::size_t part_bytes = 0;
+  for (Launch const& launch : launches_of(options)) {
+    part_bytes = std::max(part_bytes, find_instance(launch.scores, probabilities_of(options), l.head_dim_padded).part_bytes);
+  }
+  return 2 * static_cast<std::size_t>(device::cuda::multiprocessors()) * part_bytes;
+}
+
 void load_kernels() {
   for (Instance const& instance : kInstances) device::cuda::check(instance.load(), "loading of a kernel");
 }
 
-void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, float* lse, void* stream) {
+void attention(Slab const& slab, Options const& options, bool varlen, MutableTensorView const& o, float* lse, std::byte* workspace,
+               void* stream) {
   auto const& l = slab.layout();
   if (l.rows_q == 0) return;
   KernelParams p{};
@@ -176,25 +205,14 @@ void attention(Slab const& slab, Options const& options, bool varlen, MutableTen
   set_softmax(p, options);
   set_output(p, o, lse, varlen);
 
-  Probabilities const probabilities = options.exp_form == ExpForm::exp ? Probabilities::exp : Probabilities::lines;
   auto const ctas = static_cast<unsigned>(device::cuda::multiprocessors());
-  auto const launch = [&](Scores scores, int variant) {
-    Instance const& instance = find_instance(scores, probabilities, l.head_dim_padded);
-    p.variant = variant;
-    std::shared_ptr<void> parts;
-    if (may_split(l)) parts = device::cuda::allocate_on_stream(2 * ctas * instance.part_bytes, stream);
-    p.parts = parts.get();
+  auto const launch = [&](Launch const& one) {
+    Instance const& instance = find_instance(one.scores, probabilities_of(options), l.head_dim_padded);
+    p.variant = one.variant;
+    p.parts = may_split(l) ? workspace : nullptr;  // one launch after the other
     device::cuda::check(instance.launch(p, ctas, static_cast<cudaStream_t>(stream)), "launch of the attention kernel");
   };
-  if (options.qk == QkFormat::int8) {
-    launch(Scores::s32, -1);
-  } else if (unit_scaling(options) && options.scores != ScoreFormat::f32 && formats::allows_f16_scores(options.exp_form)) {
-    // The score bound of each head, on the device, says which of the two kernels serves it; the other one passes over the head.
-    launch(Scores::f16, static_cast<int>(formats::ScoreVariant::f16));
-    launch(Scores::f32, static_cast<int>(formats::ScoreVariant::f32));
-  } else {
-    launch(Scores::f32, -1);
-  }
+  for (Launch const& one : launches_of(options)) launch(one);
 }
 
 }  // namespace vcattn::attention_sm90a

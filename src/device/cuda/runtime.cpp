@@ -86,19 +86,29 @@ cudaMemPool_t memory_pool() {
   static std::map<int, cudaMemPool_t> pools;
   int const device = current_device();
   std::lock_guard const lock(mutex);
-  cudaMemPool_t& pool = pools[device];
-  if (pool == nullptr) {
-    cudaMemPoolProps properties{};
-    properties.allocType = cudaMemAllocationTypePinned;
-    properties.location = {cudaMemLocationTypeDevice, device};
-    check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
-    std::uint64_t keep = UINT64_MAX;
-    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
+  if (auto const found = pools.find(device); found != pools.end()) return found->second;
+  if (attribute(cudaDevAttrMemoryPoolsSupported) == 0) {
+    throw Error(ErrorCode::unsupported, "memory inside a call needs a device with stream-ordered allocation; device " +
+                                            std::to_string(device) + " has none; pass a workspace");
   }
-  return pool;
+  cudaMemPoolProps properties{};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location = {cudaMemLocationTypeDevice, device};
+  cudaMemPool_t pool = nullptr;
+  check(cudaMemPoolCreate(&pool, &properties), "cudaMemPoolCreate");
+  std::uint64_t keep = UINT64_MAX;
+  if (cudaError_t const status = cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep); status != cudaSuccess) {
+    (void)cudaMemPoolDestroy(pool);
+    check(status, "cudaMemPoolSetAttribute");
+  }
+  return pools[device] = pool;
 }
 
 }  // namespace
+
+void create_memory_pool() {
+  if (attribute(cudaDevAttrMemoryPoolsSupported) != 0) (void)memory_pool();
+}
 
 std::shared_ptr<void> allocate_on_stream(std::size_t bytes, void* stream) {
   void* memory = nullptr;

@@ -18,6 +18,8 @@ int multiprocessors();
 int current_device();
 
 std::shared_ptr<void> allocate(std::size_t bytes);
+/// Makes the pool of the current device for allocate_on_stream(), which must not happen during a stream capture.
+void create_memory_pool();
 /// Memory for the work that is put on `stream` while the result lives, from a pool that keeps what it has had. May be captured into a
 /// graph.
 std::shared_ptr<void> allocate_on_stream(std::size_t bytes, void* stream);

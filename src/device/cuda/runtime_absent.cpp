@@ -18,6 +18,7 @@ std::string device_description() { absent(); }
 int multiprocessors() { absent(); }
 int current_device() { absent(); }
 std::shared_ptr<void> allocate(std::size_t) { absent(); }
+void create_memory_pool() { absent(); }
 std::shared_ptr<void> allocate_on_stream(std::size_t, void*) { absent(); }
 void copy_to_device(void*, void const*, std::size_t) { absent(); }
 void copy_to_host(void*, void const*, std::size_t, void*) { absent(); }
