@@ -9,6 +9,7 @@
 
 #include "device/cpu/parallel.hpp"
 #include "formats/prepared_layout.hpp"
+#include "grouping/cluster_rule.hpp"
 #include "grouping/kmeans.hpp"
 #include "grouping/order.hpp"
 #include "grouping/state_fit.hpp"
@@ -123,7 +124,7 @@ void check_options(Options const& options) {
 
 std::int32_t clusters_of(Options const& options, GroupOrder order, std::int32_t num_valid) {
   if (order == GroupOrder::sequence) return 0;
-  return std::min(options.clusters > 0 ? options.clusters : default_clusters(num_valid, order), num_valid);
+  return grouping::cluster_rule(options, order).count(num_valid);
 }
 
 /// State of sequence order: every row in its place, centroids zero.
@@ -155,10 +156,7 @@ void check_warm_clusters(GroupingState const& warm, std::int32_t clusters) {
 
 }  // namespace
 
-std::int32_t default_clusters(std::int64_t seqlen_kv, GroupOrder order) {
-  if (order == GroupOrder::label) return static_cast<std::int32_t>(std::clamp<std::int64_t>(seqlen_kv / 500, 8, 64));
-  return static_cast<std::int32_t>(std::clamp<std::int64_t>(seqlen_kv / 128, 4, 512));
-}
+std::int32_t default_clusters(std::int64_t seqlen_kv, GroupOrder order) { return grouping::default_cluster_rule(order).wanted(seqlen_kv); }
 
 GroupingState group_values(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k,
                            GroupingState const* warm) {
