@@ -11,6 +11,7 @@
 #include "device/cuda/check.hpp"
 #include "device/cuda/runtime.hpp"
 #include "device/cuda/tensor_map.hpp"
+#include "formats/tensor_rows.hpp"
 
 namespace vcattn::attention_sm90a {
 
@@ -96,19 +97,10 @@ void set_softmax(KernelParams& p, Options const& options) {
   p.window = window_tiles(options);
 }
 
-/// Neighbouring channels of an even channel can be stored in one access.
-bool stores_pairs(MutableTensorView const& o) {
-  if (o.stride[3] != 1) return false;
-  for (int d = 0; d < 3; ++d) {
-    if (o.shape[static_cast<std::size_t>(d)] > 1 && o.stride[static_cast<std::size_t>(d)] % 2 != 0) return false;
-  }
-  return reinterpret_cast<std::uintptr_t>(o.data) % static_cast<std::uintptr_t>(2 * dtype_bytes(o.dtype)) == 0;
-}
-
 void set_output(KernelParams& p, MutableTensorView const& o, float* lse, bool varlen) {
   p.o = o.data;
   for (std::size_t d = 0; d < 4; ++d) p.o_stride[d] = o.shape[d] > 1 ? o.stride[d] : 0;
-  p.o_pairs = stores_pairs(o) ? 1 : 0;
+  p.o_pairs = formats::has_aligned_runs(o, 2) ? 1 : 0;
   p.o_dtype = o.dtype;
   p.varlen = varlen ? 1 : 0;
   p.lse = lse;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "device/cuda/check.hpp"
+#include "formats/tensor_rows.hpp"
 #include "grouping/cuda/stages.hpp"
 
 namespace vcattn::grouping::cuda {
@@ -31,18 +32,9 @@ std::int64_t total_rows(DeviceValues const& values) {
   return rows;
 }
 
-/// Runs of 8 channels can be loaded in one access.
-bool loads_vectors(TensorView const& v) {
-  constexpr std::int64_t kRun = 8;
-  if (v.dtype == DType::f32 || v.stride[3] != 1 || v.head_dim() % kRun != 0) return false;
-  for (std::size_t d = 0; d < 3; ++d) {
-    if (v.shape[d] > 1 && v.stride[d] % kRun != 0) return false;
-  }
-  return reinterpret_cast<std::uintptr_t>(v.data) % static_cast<std::uintptr_t>(kRun * dtype_bytes(v.dtype)) == 0;
-}
-
 Source source_of(TensorView const& v) {
-  if (!loads_vectors(v)) return Source::any;
+  constexpr std::int64_t kRun = 8;  // channels of one load
+  if (v.dtype == DType::f32 || v.head_dim() % kRun != 0 || !formats::has_aligned_runs(v, kRun)) return Source::any;
   return v.dtype == DType::bf16 ? Source::bf16 : Source::f16;
 }
 
