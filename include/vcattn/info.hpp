@@ -17,7 +17,8 @@ struct RuntimeInfo {
   std::vector<std::string> available_isas;  ///< those this build has and this processor runs
   int num_threads = 1;                      ///< used where Options::num_threads is 0
   bool cuda_built = false;
-  std::string cuda_note;  ///< one sentence: what CUDA can do in this build
+  bool cuda_usable = false;  ///< cuda_unavailable_reason() is empty
+  std::string cuda_note;     ///< one sentence: what CUDA can do in this build
 };
 
 /// Never throws; reads nothing but the identification of processor and GPU.

@@ -37,7 +37,8 @@ RuntimeInfo runtime_info() {
   info.cuda_built = VCATTN_HAVE_CUDA != 0;
   try {
     info.cuda_note = device::cuda::unavailable_reason();
-    if (info.cuda_note.empty()) info.cuda_note = device::cuda::device_description();
+    info.cuda_usable = info.cuda_note.empty();
+    if (info.cuda_usable) info.cuda_note = device::cuda::device_description();
   } catch (Error const& error) {
     info.cuda_note = error.what();
   }

@@ -5,7 +5,6 @@
 
 #include "arguments.hpp"
 #include "commands/commands.hpp"
-#include "vcattn/cuda.hpp"
 #include "vcattn/info.hpp"
 
 namespace vcattn::cli {
@@ -57,7 +56,7 @@ nlohmann::ordered_json info_json(RuntimeInfo const& info) {
                                 {"available_isas", info.available_isas},
                                 {"threads", info.num_threads},
                                 {"cuda_built", info.cuda_built},
-                                {"cuda_usable", cuda_unavailable_reason().empty()},
+                                {"cuda_usable", info.cuda_usable},
                                 {"cuda_note", info.cuda_note},
                                 {"default_recipe", recipe_name(Options{}.recipe)},
                                 {"recipes", nlohmann::ordered_json::array()}};
