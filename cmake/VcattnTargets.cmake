@@ -79,6 +79,15 @@ function(vcattn_layer name)
   target_link_libraries(vcattn_${name} PUBLIC ${ARG_LINK} PRIVATE vcattn_compile_options)
 endfunction()
 
+# Appends to OUT a CUDA translation unit that is SOURCE after the given definitions ("NAME value" each).
+function(vcattn_cuda_instance OUT NAME SOURCE)
+  set(generated ${CMAKE_CURRENT_BINARY_DIR}/${NAME}.cu)
+  list(TRANSFORM ARGN PREPEND "#define ")
+  list(JOIN ARGN "\n" definitions)
+  file(CONFIGURE OUTPUT ${generated} @ONLY CONTENT "${definitions}\n#include \"${SOURCE}\"\n")
+  set(${OUT} ${${OUT}} ${generated} PARENT_SCOPE)
+endfunction()
+
 # Compiles SOURCE once per instruction set and appends the results to OUT. Inside, VCATTN_ISA is the name of the set (baseline, avx2, avx512):
 # everything the source defines must live in a namespace of that name, and it must not instantiate templates that other sources share.
 function(vcattn_isa_sources OUT SOURCE)

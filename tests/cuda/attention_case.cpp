@@ -1,6 +1,5 @@
 #include "cuda/attention_case.hpp"
 
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -12,7 +11,7 @@
 #include <map>
 #include <set>
 
-#include "device/cuda/check.hpp"
+#include "device/cuda/runtime.hpp"
 #include "formats/prepared_layout.hpp"
 #include "reference/tile_ordered.hpp"
 
@@ -208,7 +207,7 @@ class Launch {
         items += formats::ceil_div(s.seqlen_q, tile_rows);
       }
     }
-    std::int64_t const ctas = multiprocessors();
+    std::int64_t const ctas = device::cuda::multiprocessors();
     std::int64_t const last = items % ctas;
     std::int64_t const total = last * key_tiles_;
     if (last == 0 || !same_keys || l.causal != 0 || key_tiles_ - total / ctas < 24) return;
@@ -226,13 +225,6 @@ class Launch {
   }
 
  private:
-  static std::int64_t multiprocessors() {
-    int device = 0, count = 0;
-    device::cuda::check(cudaGetDevice(&device), "cudaGetDevice");
-    device::cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-    return count;
-  }
-
   std::int64_t tile_rows_;
   std::int64_t key_tiles_ = 0;
   std::int64_t first_split_ = std::numeric_limits<std::int64_t>::max();

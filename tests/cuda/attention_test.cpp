@@ -108,7 +108,7 @@ TEST_P(RecipeOnDevice, Causal) {
   check_cases(cases);
 }
 
-/// So many queries that two CTAs share the keys: an odd and an even number of query tiles for either tile size, one key, many.
+/// Many query tiles of a head, an odd and an even number for either tile size: one key, many.
 TEST_P(RecipeOnDevice, ManyQueries) {
   std::vector<Case> cases;
   cases.push_back({GetParam(), {1, 4097, 129, 3, 1, 128}});

@@ -7,10 +7,8 @@ set(sm90a_instances "")
 foreach(scores f16 f32 s32)
   foreach(probabilities lines exp)
     foreach(head_dim 64 128)
-      set(generated ${CMAKE_CURRENT_BINARY_DIR}/attention_sm90a_${scores}_${probabilities}_${head_dim}.cu)
-      file(CONFIGURE OUTPUT ${generated} @ONLY CONTENT
-        "#define VCATTN_SCORES ${scores}\n#define VCATTN_PROBABILITIES ${probabilities}\n#define VCATTN_HEAD_DIM ${head_dim}\n#include \"attention/sm90a/instance.inl\"\n")
-      list(APPEND sm90a_instances ${generated})
+      vcattn_cuda_instance(sm90a_instances attention_sm90a_${scores}_${probabilities}_${head_dim} attention/sm90a/instance.inl
+        "VCATTN_SCORES ${scores}" "VCATTN_PROBABILITIES ${probabilities}" "VCATTN_HEAD_DIM ${head_dim}")
     endforeach()
   endforeach()
 endforeach()
