@@ -27,4 +27,19 @@ VCATTN_HD constexpr std::uint8_t e2m1_encode(float x) {
   return static_cast<std::uint8_t>(sign | ((a + 0x1FFFFFu + ((a >> 22) & 1u) - (126u << 23)) >> 22));
 }
 
+/// The E2M1 number nearest to |x|, as e2m1_encode() rounds, for code without a conversion instruction.
+struct E2m1Magnitude {
+  std::uint32_t code;  // in the low four bits; those above are of no meaning
+  float value;
+};
+VCATTN_HD constexpr E2m1Magnitude e2m1_magnitude(float x) {
+  // Beside binade * 2^22 an ulp is the step of E2M1 in that binade. With six steps more the exponent leaves nothing in the low four bits of
+  // `code`.
+  constexpr float kMagic = 0x1p22f + 3.0f;
+  float const a = min_f32(__builtin_fabsf(x), kE2m1Max);  // 6 for NaN
+  float const binade = f32_from_bits(f32_bits(max_f32(a, 1.0f)) & 0x7F800000u);
+  float const sum = fma_f32(binade, kMagic, a);
+  return {f32_bits(sum) + (f32_bits(sum) >> 22), fma_f32(binade, -kMagic, sum)};
+}
+
 }  // namespace vcattn::core

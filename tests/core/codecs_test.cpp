@@ -51,6 +51,10 @@ struct E2m1 {
   static float decode(std::uint32_t code) { return core::e2m1_decode(static_cast<std::uint8_t>(code)); }
   static std::uint32_t encode(float x) { return core::e2m1_encode(x); }
 };
+/// The arithmetic that stands in for a conversion instruction.
+struct E2m1Magnitude : E2m1 {
+  static std::uint32_t encode(float x) { return (core::e2m1_magnitude(x).code & 0xFu) | (std::signbit(x) ? 0x8u : 0u); }
+};
 struct Bf16 {
   static constexpr int kBits = 16;
   static FloatFormat const& definition() { return reference::bf16(); }
@@ -75,7 +79,7 @@ class CodecTest : public testing::Test {
     ASSERT_EQ(Format::encode(-x), Format::definition().encode(static_cast<double>(-x))) << -x;
   }
 };
-using Formats = testing::Types<E4m3, E2m1, Bf16, Fp16>;
+using Formats = testing::Types<E4m3, E2m1, E2m1Magnitude, Bf16, Fp16>;
 TYPED_TEST_SUITE(CodecTest, Formats);
 
 TYPED_TEST(CodecTest, EveryCodeDecodes) {
@@ -151,6 +155,7 @@ void expect_saturation() {
 TEST(CodecEdges, NarrowFormatsSaturate) {
   expect_saturation<E4m3>();
   expect_saturation<E2m1>();
+  expect_saturation<E2m1Magnitude>();
 }
 
 template <typename Format>
@@ -180,6 +185,16 @@ TEST(CodecEdges, NanStaysNanWithItsSign) {
     ASSERT_EQ(std::signbit(core::bf16_round(nan)), sign != 0);
     ASSERT_EQ(std::signbit(core::fp16_round(nan)), sign != 0);
     ASSERT_EQ(core::e2m1_encode(nan), 0x7) << "E2M1 has no NaN: +6";
+    ASSERT_EQ(core::e2m1_magnitude(nan).code & 0xFu, 0x7u);
+  }
+}
+
+TEST(CodecEdges, E2m1MagnitudeHasTheValueOfItsCode) {
+  RandomBits bits(4);
+  for (int i = 0; i < 1'000'000; ++i) {
+    float const x = std::bit_cast<float>((127 - 4 + bits() % 8) << 23 | (bits() & 0x7FFFFFu));
+    auto const magnitude = core::e2m1_magnitude(x);
+    ASSERT_EQ(magnitude.value, core::e2m1_decode(static_cast<std::uint8_t>(magnitude.code & 0xFu))) << x;
   }
 }
 
