@@ -27,6 +27,7 @@ struct Instance {
   Scores scores;
   Probabilities probabilities;
   int head_dim;
+  int tile_rows;  // of queries
   std::size_t part_bytes;
   LaunchFunction launch;
   cudaError_t (*load)();
@@ -40,7 +41,8 @@ constexpr int kHeadDims[] = {64, 128};
 template <std::size_t kIndex>
 constexpr Instance instance() {
   using Config = TileConfig<kScoreFormats[kIndex / 4], kProbabilityForms[kIndex / 2 % 2], kHeadDims[kIndex % 2]>;
-  return {Config::kScores, Config::kProbabilities, Config::kHeadDim, Config::kPartBytes, launch_instance<Config>, load_instance<Config>};
+  return {Config::kScores,    Config::kProbabilities,  Config::kHeadDim,     Config::kTileQ,
+          Config::kPartBytes, launch_instance<Config>, load_instance<Config>};
 }
 
 template <std::size_t... kIndices>
@@ -129,6 +131,18 @@ void set_problem(KernelParams& p, Slab const& slab, Options const& options) {
 /// Whether the last wave of CTAs can be worth a split: all query tiles with the same keys, and many of them. The device decides.
 bool may_split(formats::PreparedLayout const& l) { return l.causal == 0 && l.tiles_kv / l.batch >= kLeastSplitGain; }
 
+/// Most parts that query tiles of `tile_rows` rows can be cut into: one fewer than CTAs and split tiles together.
+std::int64_t most_parts(formats::PreparedLayout const& l, int tile_rows) {
+  std::int64_t const ctas = device::cuda::multiprocessors();
+  if (l.batch != 1) return 2 * ctas - 1;  // what the sequences have is on the device
+  std::int64_t most = 0;
+  for (std::int64_t heads = 1; heads <= l.num_heads; ++heads) {  // as many as a variant may serve
+    std::int64_t const split = heads * formats::ceil_div(l.rows_q, tile_rows) % ctas;
+    if (l.tiles_kv - split * l.tiles_kv / ctas >= kLeastSplitGain) most = std::max(most, split);
+  }
+  return most == 0 ? 0 : ctas + most - 1;
+}
+
 void set_tensor_maps(KernelParams& p, Slab const& slab, Options const& options) {
   auto const& l = slab.layout();
   int const width = static_cast<int>(l.head_dim_padded);
@@ -176,11 +190,12 @@ std::string unsupported_reason(formats::PreparedLayout const& l, Options const& 
 
 std::size_t workspace_bytes(formats::PreparedLayout const& l, Options const& options) {
   if (!may_split(l)) return 0;
-  std::size_t part_bytes = 0;
+  std::size_t bytes = 0;
   for (Launch const& launch : launches_of(options)) {
-    part_bytes = std::max(part_bytes, find_instance(launch.scores, probabilities_of(options), l.head_dim_padded).part_bytes);
+    Instance const& instance = find_instance(launch.scores, probabilities_of(options), l.head_dim_padded);
+    bytes = std::max(bytes, static_cast<std::size_t>(most_parts(l, instance.tile_rows)) * instance.part_bytes);
   }
-  return 2 * static_cast<std::size_t>(device::cuda::multiprocessors()) * part_bytes;
+  return bytes;
 }
 
 void load_kernels() {

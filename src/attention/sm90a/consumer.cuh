@@ -366,7 +366,7 @@ __device__ __forceinline__ void Consumer<C>::run() {
     Acc acc{};
     if (work.key_tiles > 0) attend(work, row, acc);
     if (work.split >= 0) {
-      store_part<C>(part_of<C>(p_, smem_.last_wave, blockIdx.x, work.split), row, acc, thread_);
+      store_part<C>(part_of<C>(p_, blockIdx.x, work.split), row, acc, thread_);
     } else {
       write_rows<C>(p_, work, work.row_begin + row_of_thread(warpgroup_), row, acc);
     }

@@ -39,7 +39,7 @@ struct KernelParams {
   std::int8_t aligned_top[core::kTopFractions + 1];
 
   // The split of the last wave (split.cuh); nullptr: every query tile is worked on by one CTA.
-  void* parts;  // Part<C> [2 gridDim.x]
+  void* parts;  // Part<C> [gridDim.x + split tiles - 1]
 
   // Output.
   void* o;

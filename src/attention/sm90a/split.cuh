@@ -18,11 +18,10 @@ struct Part {
   static_assert(C::kPartBytes == (C::kOutRegisters / 4 + 1) * C::kConsumers * kWarpgroupThreads * sizeof(float4));
 };
 
-/// Where CTA `cta` leaves its part of an item: in the second of its two places if it has the end of the item before, too.
+/// Where CTA `cta` leaves its part of an item. From a part to the next one the CTA or the item grows: no place is used twice.
 template <class C>
-__device__ __forceinline__ Part<C>& part_of(KernelParams const& p, LastWave const& wave, unsigned cta, int item) {
-  bool const second = wave.begin(cta) < static_cast<unsigned>(item) * wave.key_tiles;
-  return static_cast<Part<C>*>(p.parts)[2 * cta + (second ? 1 : 0)];
+__device__ __forceinline__ Part<C>& part_of(KernelParams const& p, unsigned cta, int item) {
+  return static_cast<Part<C>*>(p.parts)[cta + static_cast<unsigned>(item)];
 }
 
 template <class C>
@@ -48,14 +47,14 @@ __global__ void __launch_bounds__(kWarpgroupThreads) join_parts_kernel(__grid_co
   RowState row[2];
   for (unsigned cta = first; wave.begin(cta) < end; ++cta) {  // the largest maximum has the smallest constant
     if (wave.begin(cta) == wave.begin(cta + 1)) continue;
-    float4 const rows = part_of<C>(p, wave, cta, item).rows[thread];
+    float4 const rows = part_of<C>(p, cta, item).rows[thread];
     row[0].constant = fminf(row[0].constant, rows.x);
     row[1].constant = fminf(row[1].constant, rows.z);
   }
   float acc[C::kAccRegisters] = {};
   for (unsigned cta = first; wave.begin(cta) < end; ++cta) {
     if (wave.begin(cta) == wave.begin(cta + 1)) continue;
-    Part<C> const& part = part_of<C>(p, wave, cta, item);
+    Part<C> const& part = part_of<C>(p, cta, item);
     float4 const rows = part.rows[thread];
     float const upper = ptx::exp2_approximate((row[0].constant - rows.x) * 0.125f);  // [EQ-RESCALE]
     float const lower = ptx::exp2_approximate((row[1].constant - rows.z) * 0.125f);
