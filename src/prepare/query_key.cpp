@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/expcast.hpp"
+#include "core/unit_scaling.hpp"
 #include "device/cpu/gemm.hpp"
 #include "device/cpu/parallel.hpp"
 #include "formats/codes.hpp"
@@ -69,7 +70,7 @@ class QkPass {
     return per_tile.empty() ? 0.0f : *std::max_element(per_tile.begin(), per_tile.end());
   }
 
-  /// Sum over rows of z8 z8^T, integers, for z8 = rne(z * 127 / amax). [EQ-SHAPED]
+  /// Sum of z8 z8^T over the rows of some tiles, integers, for z8 = rne(z * 127 / amax). [EQ-SHAPED]
   std::vector<double> integer_moment(Operand const& x, float amax) const {
     constexpr std::int64_t kChunks = 16;  // integer sums are exact, so how they are cut does not matter
     int const width = x.source.head_dim_padded();
@@ -83,7 +84,8 @@ class QkPass {
       std::vector<float> transposed(static_cast<std::size_t>(width * kTileRows));
       std::vector<float> product(size);
       auto& sums = partial[static_cast<std::size_t>(chunk)];
-      for (std::int64_t j = chunk; j < tiles_of(x.rows); j += kChunks) {
+      std::int64_t const step = moment_tile_step(tiles_of(x.rows));
+      for (std::int64_t j = chunk * step; j < tiles_of(x.rows); j += kChunks * step) {
         load(x, j, tile, x.tile_means == nullptr ? nullptr : mean.data());
         for (int d = 0; d < width; ++d) {
           for (int r = 0; r < kTileRows; ++r)
@@ -159,31 +161,6 @@ class QkPass {
   CodeFormat format_;
 };
 
-/// [EQ-UNIT] exponent-balanced K descale of a KV head: products stay inside the FP16 accumulator, both codes in the middle of their range.
-float unit_key_descale(double amax_q, double amax_k, double codes_per_product, int query_code_max) {
-  double const product = amax_q * amax_k * std::abs(codes_per_product);
-  int exponent = 0;
-  if (product > 0.0) {
-    double const slack = query_code_max * formats::kUnitKeyCodeMax / product;
-    exponent = std::max(0, static_cast<int>(std::floor(std::log2(slack) / 2.0)));
-  }
-  return static_cast<float>(std::ldexp(amax_k / formats::kUnitKeyCodeMax, exponent));
-}
-
-struct UnitQuery {
-  float multiplier;  // n
-  float descale;
-};
-
-/// [EQ-UNIT] n and the Q descale of a query head.
-UnitQuery unit_query(double amax_q, double codes_per_product, double k_descale, int query_code_max) {
-  if (codes_per_product == 0.0) return {0.0f, static_cast<float>(amax_q / query_code_max)};
-  double const n = std::max(1.0, std::ceil(amax_q * std::abs(codes_per_product) * k_descale / query_code_max));
-  return {static_cast<float>(n), static_cast<float>(n / (codes_per_product * k_descale))};
-}
-
-double at_least_floor(float amax) { return amax < core::kAmaxFloor ? 1.0 : static_cast<double>(amax); }
-
 }  // namespace
 
 void prepare_query_key(QkHead const& head, bool values_finite) {
@@ -250,15 +227,15 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
   int const query_code_max = formats::unit_query_code_max(width);
   float key_descale = formats::descale_of(pass.format(), amax_k);
   if (unit) {
-    double const largest_q = at_least_floor(*std::max_element(amax_q.begin(), amax_q.end()));
-    key_descale = unit_key_descale(largest_q, at_least_floor(amax_k), codes_per_product, query_code_max);
+    double const largest_q = core::unit_amax(*std::max_element(amax_q.begin(), amax_q.end()));
+    key_descale = core::unit_key_descale(largest_q, core::unit_amax(amax_k), codes_per_product, query_code_max, formats::kUnitKeyCodeMax);
   }
   RowShaper key_shaper{
       .format = pass.format(), .width = width, .limit = unit ? formats::kUnitKeyCodeMax : formats::code_max(pass.format())};
   RowShaper query_shaper = key_shaper;
   if (unit) query_shaper.limit = static_cast<float>(query_code_max);
-  std::vector<float> key_feedback;
-  std::vector<float> query_feedback;
+  Feedback key_feedback;
+  Feedback query_feedback;
   // [EQ-SHAPED] each operand is shaped by the second moment of the other, both before rounding.
   auto const moment_of = [&](Operand const& x, float amax, Moment& sum) {
     double const step = static_cast<double>(amax) / static_cast<double>(formats::kInt8Max);
@@ -268,14 +245,14 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     Moment of_queries(width);
     for (std::int64_t g = 0; g < group; ++g)
       moment_of(query_operand(head.head_kv * group + g), amax_q[static_cast<std::size_t>(g)], of_queries);
-    key_feedback = feedback_matrix(std::move(of_queries));
-    key_shaper.feedback = key_feedback.data();
+    key_feedback = feedback_of(of_queries);
+    key_shaper.feedback = &key_feedback;
   }
   if (shape_q) {
     Moment of_keys(width);
     moment_of(key, amax_k, of_keys);
-    query_feedback = feedback_matrix(std::move(of_keys));
-    query_shaper.feedback = query_feedback.data();
+    query_feedback = feedback_of(of_keys);
+    query_shaper.feedback = &query_feedback;
   }
   float const key_norm = pass.quantise(key, key_descale, key_shaper, &keys_finite);
   if (l.scales_per_block == 0) k_descale[head.sequence * l.num_heads_kv + head.head_kv] = key_descale;
@@ -287,8 +264,8 @@ void prepare_query_key(QkHead const& head, bool values_finite) {
     float query_descale = formats::descale_of(pass.format(), amax_q[static_cast<std::size_t>(g)]);
     float multiplier = m;
     if (unit) {
-      UnitQuery const u = unit_query(at_least_floor(amax_q[static_cast<std::size_t>(g)]), codes_per_product,
-                                     static_cast<double>(key_descale), query_code_max);
+      core::UnitQuery const u = core::unit_query(core::unit_amax(amax_q[static_cast<std::size_t>(g)]), codes_per_product,
+                                                 static_cast<double>(key_descale), query_code_max);
       query_descale = u.descale;
       multiplier = u.multiplier;
     }

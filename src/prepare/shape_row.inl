@@ -28,15 +28,35 @@ inline __attribute__((always_inline)) float round_to_code(formats::CodeFormat fo
 void shape_row(RowShaper const& shaper, std::uint8_t const* scale_factors, float* x);
 void shape_row(RowShaper const& shaper, std::uint8_t const* scale_factors, float* x) {
   int const width = shaper.width;
-  alignas(64) float target[256];
-  for (int d = 0; d < width; ++d) target[d] = x[d];
-  for (int d = 0; d < width; ++d) {
-    float const block_factor = scale_factors == nullptr ? 1.0f : core::ue4m3_decode(scale_factors[d / 16]);
-    float const value = round_to_code(shaper.format, target[d], shaper.limit, block_factor);
-    float const delta = value - x[d];
-    x[d] = value;
-    float const* const row = shaper.feedback + static_cast<std::int64_t>(d) * width;
-    for (int f = d + 1; f < width; ++f) target[f] = core::fma_f32(-delta, row[f], target[f]);
+  Feedback const& feedback = *shaper.feedback;
+  float unit = 1.0f;
+  if (scale_factors != nullptr) {
+    unit = 0.0f;
+    for (int g = 0; g < width / core::kNvfp4Group; ++g) unit = core::max_f32(unit, core::ue4m3_decode(scale_factors[g]));
+  }
+  float const step = unit / kErrorSteps;
+  float const steps_per_unit = unit > 0.0f ? kErrorSteps / unit : 0.0f;
+  alignas(64) float sums[256] = {};  // integers: exact in any order
+  for (int begin = 0; begin < width; begin += kShapedBlock) {
+    float const block_factor = scale_factors == nullptr ? 1.0f : core::ue4m3_decode(scale_factors[begin / core::kNvfp4Group]);
+    alignas(64) float target[kShapedBlock];
+    float steps[kShapedBlock];
+    for (int f = 0; f < kShapedBlock; ++f) {
+      float const from_blocks = feedback.descale[static_cast<std::size_t>(begin + f)] * step;
+      target[f] = begin == 0 ? x[f] : core::fma_f32(from_blocks, sums[begin + f], x[begin + f]);
+    }
+    for (int d = 0; d < kShapedBlock; ++d) {
+      float const value = round_to_code(shaper.format, target[d], shaper.limit, block_factor);
+      float const error = value - target[d];
+      x[begin + d] = value;
+      steps[d] = core::rint_small(core::min_f32(core::max_f32(error * steps_per_unit, -formats::kInt8Max), formats::kInt8Max));
+      float const* const row = feedback.within.data() + static_cast<std::ptrdiff_t>(begin + d) * width + begin;
+      for (int f = d + 1; f < kShapedBlock; ++f) target[f] = core::fma_f32(error, row[f], target[f]);
+    }
+    for (int d = 0; d < kShapedBlock; ++d) {
+      float const* const row = feedback.integer.data() + static_cast<std::ptrdiff_t>(begin + d) * width;
+      for (int f = begin + kShapedBlock; f < width; ++f) sums[f] = core::fma_f32(steps[d], row[f], sums[f]);
+    }
   }
 }
 

@@ -20,63 +20,53 @@ using formats::kTileRows;
 constexpr float kMeanQuotientMax = 32768.0f;  // |mu / v_descale| stays inside FP16 [EQ-VDESCALE]
 constexpr float kDescaleFloor = 0x1p-110f;
 
-/// Per-tile facts that the descales need.
-struct TileStats {
-  std::vector<float> residual_amax, mean_amax;  // [width]
-  double residual_energy = 0.0, energy = 0.0;
+/// Share of V's energy about its mean, in two sums over a tile.
+struct Energy {
+  double residual = 0.0, whole = 0.0;
 };
 
 class ValuePass {
  public:
-  ValuePass(RowSource const& source, Options const& options, std::int64_t rows, std::int32_t const* permutation, float const* global_mean)
-      : source_(source), options_(options), rows_(rows), permutation_(permutation), global_mean_(global_mean) {}
-
-  /// Residual of tile j in place of its rows, and the block means mu0 [blocks][width]. [EQ-VSMOOTH]
-  bool load_residual(std::int64_t j, Tile& tile, std::vector<float>& block_means) const {
-    bool const finite = tile.load(source_, j * kTileRows, rows_of_tile(rows_, j), permutation_);
-    if (!options_.v_mean) return finite;
-    tile.subtract(global_mean_);
-    int const width = tile.width();
-    block_means.assign(static_cast<std::size_t>(blocks() * width), 0.0f);
-    for (int b = 0; b < blocks(); ++b) {
-      int const valid = valid_rows(tile, b);
-      if (valid == 0) continue;
-      float* const mean = block_means.data() + b * width;
-      tile.column_sums(b * options_.v_block, options_.v_block, mean);
-      for (int d = 0; d < width; ++d) mean[d] /= static_cast<float>(valid);
-      for (int r = b * options_.v_block; r < b * options_.v_block + valid; ++r) {
-        for (int d = 0; d < width; ++d) tile.row(r)[d] -= mean[d];
-      }
-    }
-    return finite;
-  }
+  ValuePass(RowSource const& source, Options const& options, std::int64_t rows, std::int32_t const* permutation)
+      : source_(source), options_(options), rows_(rows), permutation_(permutation) {}
 
   int blocks() const { return static_cast<int>(kTileRows) / options_.v_block; }
   int valid_rows(Tile const& tile, int b) const { return std::clamp(tile.count() - b * options_.v_block, 0, options_.v_block); }
 
-  TileStats stats(Tile const& tile, std::vector<float> const& block_means) const {
-    int const width = tile.width();
-    TileStats result;
-    result.residual_amax.assign(static_cast<std::size_t>(width), 0.0f);
-    result.mean_amax.assign(static_cast<std::size_t>(width), 0.0f);
+  /// Sorted rows of tile j. Returns whether all were finite.
+  bool load(std::int64_t j, Tile& tile) const { return tile.load(source_, j * kTileRows, rows_of_tile(rows_, j), permutation_); }
+
+  /// Means of the blocks of a tile, [blocks][width]; 0 for a block without rows. [EQ-VSMOOTH]
+  void block_means(Tile const& tile, float* means) const {
+    for (int b = 0; b < blocks(); ++b) {
+      float* const mean = means + b * tile.width();
+      tile.column_sums(b * options_.v_block, options_.v_block, mean);
+      int const valid = std::max(valid_rows(tile, b), 1);
+      for (int d = 0; d < tile.width(); ++d) mean[d] /= static_cast<float>(valid);
+    }
+  }
+
+  /// Residual in place of the valid rows. [EQ-VSMOOTH]
+  void subtract_means(Tile& tile, float const* means) const {
     for (int r = 0; r < tile.count(); ++r) {
-      for (int d = 0; d < width; ++d) {
-        float const x = tile.row(r)[d];
-        float& amax = result.residual_amax[static_cast<std::size_t>(d)];
-        amax = core::max_f32(amax, core::abs_f32(x));
-        if (options_.v_mean) {
-          double const residual = static_cast<double>(x);
-          double const mean = static_cast<double>(block_means[static_cast<std::size_t>(r / options_.v_block * width + d)]);
-          result.residual_energy += residual * residual;
-          result.energy += (residual + mean) * (residual + mean);
-        }
+      float const* const mean = means + r / options_.v_block * tile.width();
+      for (int d = 0; d < tile.width(); ++d) tile.row(r)[d] -= mean[d];
+    }
+  }
+
+  /// Of residuals, with the block means about the mean of the head.
+  Energy energy(Tile const& tile, float const* deviations) const {
+    Energy sums;
+    for (int r = 0; r < tile.count(); ++r) {
+      float const* const mean = deviations + r / options_.v_block * tile.width();
+      for (int d = 0; d < tile.width(); ++d) {
+        double const residual = static_cast<double>(tile.row(r)[d]);
+        double const whole = residual + static_cast<double>(mean[d]);
+        sums.residual += residual * residual;
+        sums.whole += whole * whole;
       }
     }
-    for (std::size_t i = 0; i < block_means.size(); ++i) {
-      float& amax = result.mean_amax[i % static_cast<std::size_t>(width)];
-      amax = core::max_f32(amax, core::abs_f32(block_means[i]));
-    }
-    return result;
+    return sums;
   }
 
  private:
@@ -84,8 +74,14 @@ class ValuePass {
   Options const& options_;
   std::int64_t rows_;
   std::int32_t const* permutation_;
-  float const* global_mean_;
 };
+
+/// Raises amax [width] to the largest magnitudes of `rows` rows of values.
+void raise_amax(float const* values, std::int64_t rows, int width, float* amax) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int d = 0; d < width; ++d) amax[d] = core::max_f32(amax[d], core::abs_f32(values[r * width + d]));
+  }
+}
 
 /// [EQ-VDESCALE] from the largest residuals and means of every channel.
 std::vector<float> value_descales(CodeFormat format, bool per_channel, std::vector<float> residual_amax, std::vector<float> mean_amax) {
@@ -114,50 +110,59 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
   std::int32_t const* const permutation = slab.section<std::int32_t>(l.permutation) + slab.row_kv(s, head_kv);
   std::int64_t const head_index = sequence * l.num_heads_kv + head_kv;
   ValueResult result;
-
-  std::vector<float> global_mean(static_cast<std::size_t>(width), 0.0f);
-  if (options.v_mean) {
-    global_mean = column_means(source, s.seqlen_kv, options.num_threads, &result.finite);
-    std::copy(global_mean.begin(), global_mean.end(), slab.section<float>(l.v_global_mean) + head_index * width);
-  }
-  ValuePass const pass(source, options, s.seqlen_kv, permutation, global_mean.data());
+  ValuePass const pass(source, options, s.seqlen_kv, permutation);
+  auto const rows_of_zeros = [width](std::int64_t count) { return std::vector<float>(static_cast<std::size_t>(count * width), 0.0f); };
+  auto const row_of = [width](std::vector<float>& rows, std::int64_t i) { return rows.data() + i * width; };
 
   // First sweep: what the descales need.
-  std::vector<TileStats> stats(static_cast<std::size_t>(s.tiles_kv));
-  std::atomic<bool> all_finite{result.finite};
+  std::vector<float> tile_sums = rows_of_zeros(options.v_mean ? s.tiles_kv : 0);
+  std::vector<float> block_means = rows_of_zeros(options.v_mean ? s.tiles_kv * pass.blocks() : 0);
+  std::vector<float> tile_amax = rows_of_zeros(s.tiles_kv);
+  std::atomic<bool> all_finite{true};
   device::cpu::parallel_for(options.num_threads, s.tiles_kv, [&](std::int64_t j) {
     Tile tile(width);
-    std::vector<float> block_means;
-    if (!pass.load_residual(j, tile, block_means)) all_finite = false;
-    stats[static_cast<std::size_t>(j)] = pass.stats(tile, block_means);
+    if (!pass.load(j, tile)) all_finite = false;
+    if (options.v_mean) {
+      tile.column_sums(0, tile.count(), row_of(tile_sums, j));
+      pass.block_means(tile, row_of(block_means, j * pass.blocks()));
+      pass.subtract_means(tile, row_of(block_means, j * pass.blocks()));
+    }
+    raise_amax(tile.row(0), tile.count(), width, row_of(tile_amax, j));
   });
   result.finite = all_finite;
-  std::vector<float> residual_amax(static_cast<std::size_t>(width), 0.0f);
-  std::vector<float> mean_amax(static_cast<std::size_t>(width), 0.0f);
-  double residual_energy = 0.0;
-  double energy = 0.0;
-  for (TileStats const& t : stats) {
-    for (std::size_t d = 0; d < residual_amax.size(); ++d) {
-      residual_amax[d] = core::max_f32(residual_amax[d], t.residual_amax[d]);
-      mean_amax[d] = core::max_f32(mean_amax[d], t.mean_amax[d]);
+  std::vector<float> residual_amax = rows_of_zeros(1);
+  raise_amax(tile_amax.data(), s.tiles_kv, width, residual_amax.data());
+
+  // What is stored of the block means is their distance from the mean g of the head, which is added back at the end of attention.
+  std::vector<float> global_mean = rows_of_zeros(1);
+  std::vector<float> mean_amax = rows_of_zeros(1);
+  std::vector<float> deviations = block_means;
+  if (options.v_mean) {
+    if (s.seqlen_kv > 0) mean_of_tile_sums(tile_sums, width, s.seqlen_kv, global_mean.data());
+    std::copy(global_mean.begin(), global_mean.end(), slab.section<float>(l.v_global_mean) + head_index * width);
+    std::int64_t const used_blocks = formats::ceil_div(s.seqlen_kv, options.v_block);
+    for (std::int64_t b = 0; b < used_blocks; ++b) {
+      for (int d = 0; d < width; ++d) row_of(deviations, b)[d] -= global_mean[static_cast<std::size_t>(d)];
     }
-    residual_energy += t.residual_energy;
-    energy += t.energy;
+    raise_amax(deviations.data(), used_blocks, width, mean_amax.data());
   }
-  result.energy_removed = options.v_mean && energy > 0.0 ? 1.0 - residual_energy / energy : std::numeric_limits<double>::quiet_NaN();
 
   std::vector<float> const descale = value_descales(format, options.v_per_channel, residual_amax, mean_amax);
   std::copy(descale.begin(), descale.end(), slab.section<float>(l.v_descale) + head_index * width);
 
   // Second sweep: codes of every channel, [width][128 slots]; block means with what rounding left over, and what FP16 loses of them.
-  std::vector<float> lost(options.v_mean && options.emc ? static_cast<std::size_t>(s.tiles_kv * width) : 0, 0.0f);  // [tiles][width]
+  std::vector<Energy> energies(static_cast<std::size_t>(s.tiles_kv));
+  std::vector<float> lost = rows_of_zeros(options.v_mean && options.emc ? s.tiles_kv : 0);
   std::int64_t const first_tile = slab.tile_kv(s, head_kv, 0);
   std::int64_t const row_bytes = kTileRows * l.v_bits / 8;
   constexpr std::int64_t kGroups = kTileRows / core::kNvfp4Group;
   device::cpu::parallel_for(options.num_threads, s.tiles_kv, [&](std::int64_t j) {
     Tile tile(width);
-    std::vector<float> block_means;
-    pass.load_residual(j, tile, block_means);
+    pass.load(j, tile);
+    if (options.v_mean) {
+      pass.subtract_means(tile, row_of(block_means, j * pass.blocks()));
+      energies[static_cast<std::size_t>(j)] = pass.energy(tile, row_of(deviations, j * pass.blocks()));
+    }
     std::array<float, kTileRows> channel{};
     std::array<float, kTileRows> decoded{};
     for (int d = 0; d < width; ++d) {
@@ -185,8 +190,9 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
       } else {
         std::fill(error.begin(), error.end(), 0.0f);
       }
+      float const* const deviation = row_of(deviations, j * pass.blocks() + b);
       for (int d = 0; d < width; ++d) {
-        float const mean = block_means[static_cast<std::size_t>(b * width + d)] + error[static_cast<std::size_t>(d)];
+        float const mean = deviation[d] + error[static_cast<std::size_t>(d)];
         float const channel_descale = descale[static_cast<std::size_t>(d)];
         // A mean beyond FP32 marks its own head through the global mean; as a number here it would reach the next head of a kernel's
         // window.
@@ -195,17 +201,23 @@ ValueResult prepare_value(Problem const& problem, Options const& options, format
         stored[b * width + d] = code;
         if (!options.emc) continue;
         float const lost_by_fp16 = core::fma_f32(-core::fp16_decode(code), channel_descale, mean);
-        float& lost_of_tile = lost[static_cast<std::size_t>(j * width + d)];
+        float& lost_of_tile = row_of(lost, j)[d];
         lost_of_tile = core::fma_f32(static_cast<float>(valid), lost_by_fp16, lost_of_tile);
       }
     }
   });
-  if (!lost.empty()) {  // [EQ-EMC] V keeps the mean that was subtracted; what is added to O makes up for the stored block means
+  if (!lost.empty()) {  // [EQ-EMC] what is added to O makes up for the stored block means
     std::vector<float> mean_lost(static_cast<std::size_t>(width));
     mean_of_tile_sums(lost, width, s.seqlen_kv, mean_lost.data());
     float* const stored = slab.section<float>(l.v_global_mean) + head_index * width;
     for (int d = 0; d < width; ++d) stored[d] += mean_lost[static_cast<std::size_t>(d)];
   }
+  Energy total;
+  for (Energy const& tile : energies) {
+    total.residual += tile.residual;
+    total.whole += tile.whole;
+  }
+  result.energy_removed = total.whole > 0.0 ? 1.0 - total.residual / total.whole : std::numeric_limits<double>::quiet_NaN();
   return result;
 }
 

@@ -159,6 +159,11 @@ void encode_row(Coded& coded, std::int64_t row, std::vector<double> const& x, Co
   std::vector<double> targets = x;
   std::int64_t const cols = coded.cols;
   double scale_factor = 1;
+  double unit = 1;  // of the steps of errors
+  if (format == CodeFormat::nvfp4) {
+    unit = 0;
+    for (std::int64_t d = 0; d < cols; d += kScaleFactorGroup) unit = std::max(unit, e4m3().decode(block_scale_factor(x.data() + d)));
+  }
   for (std::int64_t d = 0; d < cols; ++d) {
     auto const channel = static_cast<std::size_t>(d);
     if (format == CodeFormat::nvfp4 && d % kScaleFactorGroup == 0) {
@@ -172,8 +177,13 @@ void encode_row(Coded& coded, std::int64_t row, std::vector<double> const& x, Co
     coded.codes[static_cast<std::size_t>(row * cols + d)] = code.bits;
     coded.values(row, d) = code.value * scale_factor;
     if (shaping == nullptr) continue;
-    double const error = coded.values(row, d) - x[channel];  // [EQ-SHAPED]
-    for (std::int64_t f = d + 1; f < cols; ++f) targets[static_cast<std::size_t>(f)] -= error * shaping->feedback(d, f);
+    double const error = coded.values(row, d) - targets[channel];  // [EQ-SHAPED]
+    double const steps = unit == 0 ? 0.0 : std::clamp(round_to_even(error * 64 / unit), -127.0, 127.0);
+    std::int64_t const block_end = (d / kShapingBlock + 1) * kShapingBlock;
+    for (std::int64_t f = d + 1; f < cols; ++f) {
+      double const integer_part = steps * unit / 64 * shaping->integers(d, f) * shaping->descale[static_cast<std::size_t>(f)];
+      targets[static_cast<std::size_t>(f)] += f < block_end ? error * shaping->w(d, f) : integer_part;
+    }
   }
 }
 
@@ -195,7 +205,10 @@ void add_second_moment(Matrix& h, Matrix const& rows) {
   if (largest < 0x1p-100) return;
   auto const steps = static_cast<double>(static_cast<float>(127 / largest));
   double const weight = (largest / 127) * (largest / 127);
+  std::int64_t const tiles = (rows.rows + 127) / 128;
+  std::int64_t const step = std::max<std::int64_t>(1, (tiles + 63) / 64);
   for (std::int64_t row = 0; row < rows.rows; ++row) {
+    if (row / 128 % step != 0) continue;
     std::vector<double> z8;
     for (std::int64_t c = 0; c < rows.cols; ++c) z8.push_back(round_to_even(rows(row, c) * steps));
     for (std::int64_t i = 0; i < rows.cols; ++i) {
@@ -206,15 +219,16 @@ void add_second_moment(Matrix& h, Matrix const& rows) {
 
 Shaping shaping_of(Matrix h, double code_limit) {
   std::int64_t const n = h.cols;
-  Shaping shaping{Matrix(n, n), code_limit};
-  for (std::int64_t i = 0; i < n; ++i) shaping.feedback(i, i) = 1;
+  Shaping shaping{Matrix(n, n), Matrix(n, n), Matrix(n, n), std::vector<double>(static_cast<std::size_t>(n), 1.0), code_limit};
+  Matrix& u = shaping.u;
+  Matrix& w = shaping.w;
+  for (std::int64_t i = 0; i < n; ++i) u(i, i) = w(i, i) = 1;
   double trace = 0;
   for (std::int64_t i = 0; i < n; ++i) trace += h(i, i);
   if (trace == 0) return shaping;
   for (std::int64_t i = 0; i < n; ++i) h(i, i) += 0.01 * trace / static_cast<double>(n);
 
   // H = U diag U^T from the last column to the first.
-  Matrix u(n, n);
   std::vector<double> diag(static_cast<std::size_t>(n));
   for (std::int64_t j = n - 1; j >= 0; --j) {
     auto const behind = [&](std::int64_t i) {  // sum over k > j of U_ik U_jk diag_k
@@ -224,11 +238,20 @@ Shaping shaping_of(Matrix h, double code_limit) {
     };
     double const pivot = h(j, j) - behind(j);
     diag[static_cast<std::size_t>(j)] = pivot;
-    u(j, j) = 1;
-    for (std::int64_t i = 0; i < j; ++i) {
-      u(i, j) = (h(i, j) - behind(i)) / pivot;
-      shaping.feedback(i, j) = static_cast<double>(static_cast<float>(u(i, j)));
+    for (std::int64_t i = 0; i < j; ++i) u(i, j) = (h(i, j) - behind(i)) / pivot;
+  }
+  // U W = 1, from the row above the last one up.
+  for (std::int64_t i = n - 2; i >= 0; --i) {
+    for (std::int64_t j = i + 1; j < n; ++j) {
+      for (std::int64_t k = i + 1; k <= j; ++k) w(i, j) -= u(i, k) * w(k, j);
     }
+  }
+  for (std::int64_t f = 0; f < n; ++f) {
+    double largest = 0;
+    for (std::int64_t d = 0; d < f / kShapingBlock * kShapingBlock; ++d) largest = std::max(largest, std::abs(w(d, f)));
+    if (largest < 0x1p-100) continue;
+    shaping.descale[static_cast<std::size_t>(f)] = largest / 127;
+    for (std::int64_t d = 0; d < f / kShapingBlock * kShapingBlock; ++d) shaping.integers(d, f) = round_to_even(w(d, f) * 127 / largest);
   }
   return shaping;
 }

@@ -59,12 +59,17 @@ struct Coded {
   Matrix scaled;                            // [rows, cols] what was rounded to a code, in units of the code (and of its block scale)
   Matrix values;                            // [rows, cols] code, times its block scale for NVFP4
 };
-/// [EQ-SHAPED] What channel d adds to the targets of the channels behind it: -error * feedback(d, f).
+/// [EQ-SHAPED] An error of channel d moves the targets of the channels behind it: by error * W(d, f) inside a block of 16 channels, to
+/// later blocks by rounded steps of the error times integers times the scale of column f.
 struct Shaping {
-  Matrix feedback;    // U, FP32 values [cols, cols]
+  Matrix u, w;      // [cols, cols] unit upper triangular, w = u^-1
+  Matrix integers;  // [cols, cols]
+  std::vector<double> descale;
   double code_limit;  // largest magnitude of a code value
 };
-/// H += moment of the rows, from values rounded to 127 steps of their largest magnitude.
+inline constexpr std::int64_t kShapingBlock = 16;
+/// H += moment of the rows of every n-th of their tiles of 128, at most 64 tiles, from values rounded to 127 steps of their largest
+/// magnitude.
 void add_second_moment(Matrix& h, Matrix const& rows);
 Shaping shaping_of(Matrix h, double code_limit);
 

@@ -54,7 +54,7 @@ class GlobalMeanBits : public testing::TestWithParam<BitsCase> {};
 /// One channel of one head, as docs/equations.md writes it down.
 class WrittenDown {
  public:
-  /// sorted: [Sk] values of the channel; g: their mean, as it is subtracted.
+  /// sorted: [Sk] values of the channel; g: their mean.
   WrittenDown(Prepared const& prepared, std::vector<float> sorted, float g, int channel)
       : prepared_(prepared), sorted_(std::move(sorted)), g_(g), channel_(channel) {}
 
@@ -83,12 +83,13 @@ class WrittenDown {
       std::int64_t const first = j * kTileRows + b * block;
       std::int64_t const count = std::clamp<std::int64_t>(static_cast<std::int64_t>(sorted_.size()) - first, 0, block);
       if (count == 0) continue;
-      auto const smoothed = [&](std::int64_t r) { return sorted_[static_cast<std::size_t>(first + r)] - g_; };
-      float const mu0 = fixed_order_sum<core::kRowPartials>(count, smoothed) / static_cast<float>(count);
+      auto const value = [&](std::int64_t r) { return sorted_[static_cast<std::size_t>(first + r)]; };
+      float const mean = fixed_order_sum<core::kRowPartials>(count, value) / static_cast<float>(count);
       auto const error = [&](std::int64_t r) {
         int const slot = formats::slot_of_key(static_cast<int>(b * block + r));
-        return (smoothed(r) - mu0) - decoded[static_cast<std::size_t>(slot)] * descale;
+        return (value(r) - mean) - decoded[static_cast<std::size_t>(slot)] * descale;
       };
+      float const mu0 = mean - g_;
       float const mu = mu0 + fixed_order_sum<core::kRowPartials>(count, error) / static_cast<float>(count);
       std::uint16_t const mu16 = impl.view().section<std::uint16_t>(l.v_mean)[(j * blocks + b) * l.head_dim_padded + channel_];
       EXPECT_EQ(mu16, core::fp16_encode(mu * (1.0f / descale))) << "block " << b << " of tile " << j << ", channel " << channel_;
@@ -127,17 +128,17 @@ TEST_P(GlobalMeanBits, AreThoseOfTheFormula) {
     EXPECT_EQ(0, std::memcmp(on.impl().slab + s.offset, off.impl().slab + s.offset, s.bytes));
   }
   for (int d = 0; d < 32; ++d) {
-    auto const value = [&](std::int64_t row) { return owned.v_row(0, row)[d]; };
+    std::vector<float> sorted;
+    for (std::int32_t const row : permutation) sorted.push_back(owned.v_row(0, row)[d]);
     float const g = fixed_order_sum<core::kTilePartials>(formats::ceil_div(keys, kTileRows),
                                                          [&](std::int64_t j) {
                                                            return fixed_order_sum<core::kRowPartials>(
-                                                               std::min(kTileRows, keys - j * kTileRows),
-                                                               [&](std::int64_t r) { return value(j * kTileRows + r); });
+                                                               std::min(kTileRows, keys - j * kTileRows), [&](std::int64_t r) {
+                                                                 return sorted[static_cast<std::size_t>(j * kTileRows + r)];
+                                                               });
                                                          }) /
                     static_cast<float>(keys);
     EXPECT_EQ(g, global_mean(off)[static_cast<std::size_t>(d)]);
-    std::vector<float> sorted;
-    for (std::int32_t const row : permutation) sorted.push_back(value(row));
     EXPECT_EQ(WrittenDown(on, std::move(sorted), g, d).stored_global_mean(), global_mean(on)[static_cast<std::size_t>(d)]) << d;
   }
 }

@@ -57,8 +57,8 @@ double score_error(std::vector<std::vector<float>> const& queries, std::vector<f
 TEST(Shaping, HalvesTheScoreErrorWhereQueriesHaveFewDirections) {
   auto const queries = low_rank_rows(400, 1);
   auto const keys = low_rank_rows(100, 2);
-  auto const feedback = feedback_matrix(moment_of(queries));
-  RowShaper const shaper{formats::CodeFormat::e4m3, kWidth, 448.0f, feedback.data()};
+  Feedback const feedback = feedback_of(moment_of(queries));
+  RowShaper const shaper{formats::CodeFormat::e4m3, kWidth, 448.0f, &feedback};
   double nearest_error = 0;
   double shaped_error = 0;
   for (auto const& key : keys) {
@@ -77,8 +77,8 @@ TEST(Shaping, HalvesTheScoreErrorWhereQueriesHaveFewDirections) {
 }
 
 TEST(Shaping, WithoutFeedbackIsRoundingToNearest) {
-  std::vector<float> const feedback = feedback_matrix(Moment(kWidth));  // no energy: identity
-  RowShaper const shaper{formats::CodeFormat::int8, kWidth, 127.0f, feedback.data()};
+  Feedback const feedback = feedback_of(Moment(kWidth));  // no energy: identity
+  RowShaper const shaper{formats::CodeFormat::int8, kWidth, 127.0f, &feedback};
   for (auto row : low_rank_rows(20, 3)) {
     auto const original = row;
     shape_row_kernel(device::cpu::best_isa())(shaper, nullptr, row.data());
@@ -87,9 +87,9 @@ TEST(Shaping, WithoutFeedbackIsRoundingToNearest) {
 }
 
 TEST(Shaping, EveryInstructionSetGivesTheSameBits) {
-  auto const feedback = feedback_matrix(moment_of(low_rank_rows(50, 4)));
+  Feedback const feedback = feedback_of(moment_of(low_rank_rows(50, 4)));
   for (auto const format : {formats::CodeFormat::e4m3, formats::CodeFormat::int8}) {
-    RowShaper const shaper{format, kWidth, format == formats::CodeFormat::int8 ? 127.0f : 448.0f, feedback.data()};
+    RowShaper const shaper{format, kWidth, format == formats::CodeFormat::int8 ? 127.0f : 448.0f, &feedback};
     for (auto const& row : low_rank_rows(50, 5)) {
       auto expected = row;
       shape_row_kernel(device::cpu::Isa::baseline)(shaper, nullptr, expected.data());
@@ -103,8 +103,8 @@ TEST(Shaping, EveryInstructionSetGivesTheSameBits) {
 }
 
 TEST(Shaping, CodesStayInsideTheirLimit) {
-  auto const feedback = feedback_matrix(moment_of(low_rank_rows(50, 6)));
-  RowShaper const shaper{formats::CodeFormat::e4m3, kWidth, 30.0f, feedback.data()};
+  Feedback const feedback = feedback_of(moment_of(low_rank_rows(50, 6)));
+  RowShaper const shaper{formats::CodeFormat::e4m3, kWidth, 30.0f, &feedback};
   for (auto row : low_rank_rows(50, 7)) {
     for (float& x : row) x *= 3;
     shape_row_kernel(device::cpu::best_isa())(shaper, nullptr, row.data());

@@ -252,7 +252,8 @@ TEST(ReferenceStages, ShapingFactorsTheMoment) {
   reference::add_second_moment(h, reference::load_rows(owned.problem().q, 0, 0, 0, 20));
   double trace = 0;
   for (std::int64_t i = 0; i < n; ++i) trace += h(i, i);
-  Matrix const u = reference::shaping_of(h, 127).feedback;
+  reference::Shaping const shaping = reference::shaping_of(h, 127);
+  Matrix const& u = shaping.u;
   for (std::int64_t i = 0; i < n; ++i) h(i, i) += 0.01 * trace / static_cast<double>(n);
   for (std::int64_t i = 0; i < n; ++i) {
     EXPECT_EQ(u(i, i), 1.0);
@@ -276,7 +277,14 @@ TEST(ReferenceStages, ShapingFactorsTheMoment) {
       }
     }
   }
-  Matrix const identity = reference::shaping_of(Matrix(n, n), 127).feedback;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double product = 0;
+      for (std::int64_t k = 0; k < n; ++k) product += u(i, k) * shaping.w(k, j);
+      EXPECT_NEAR(product, i == j ? 1.0 : 0.0, 1e-12);
+    }
+  }
+  Matrix const identity = reference::shaping_of(Matrix(n, n), 127).w;
   for (std::int64_t i = 0; i < n; ++i) {
     for (std::int64_t j = 0; j < n; ++j) EXPECT_EQ(identity(i, j), i == j ? 1.0 : 0.0);
   }
