@@ -46,6 +46,7 @@ test-gpu: packages ## build and run the tests that need a CUDA device; prints a 
 	$(call configure,cuda)
 	$(call build,cuda) --target vcattn_gpu_tests
 	build/cuda/tests/cuda/vcattn_gpu_core_test
+	build/cuda/tests/cuda/vcattn_gpu_prepare_test
 	build/cuda/tests/cuda/vcattn_gpu_grouping_test
 	build/cuda/tests/cuda/vcattn_gpu_attention_test --gtest_filter=Streams.ACapturedCallMayBeTheFirst
 	build/cuda/tests/cuda/vcattn_gpu_attention_test

@@ -19,6 +19,14 @@ enum class Device : std::uint32_t { cpu = 0, cuda = 1 };
 /// A CUDA stream (the pointer that cudaStream_t is); nullptr: the default stream. Ignored on the CPU.
 using Stream = void*;
 
+/// Where a call runs. On the CPU `stream` and `workspace` are nothing, but for the workspace of attend().
+struct Call {
+  Device device = Device::cpu;          ///< cuda: tensors, rotary tables, permutation, storage, workspace are memory of the current device
+  Stream stream = nullptr;              ///< the call enqueues here and returns
+  std::span<std::byte> workspace = {};  ///< scratch, 256-byte aligned, of call_workspace_size_bytes(), to group grouping_sizes(); empty:
+                                        ///< allocated inside
+};
+
 enum class RopeStyle : std::uint32_t {
   interleaved,  ///< pairs (2i, 2i+1)
   rotate_half,  ///< pairs (i, i + rotary_dim/2)
@@ -79,6 +87,15 @@ VCATTN_API std::size_t prepared_size_bytes(Problem const& problem, Options const
 /// supports().
 VCATTN_API std::size_t workspace_size_bytes(Problem const& problem, Options const& options, Device device = Device::cpu);
 
+/// Whether attend(), and so prepare() too, serves it with a Call on `device`; supports() asks for attention() alone. On a CUDA device
+/// preparation needs check_finite=off, 8-bit or NVFP4 formats (Q means: NVFP4), head_dim 40 to 128; with these prepare() also serves what
+/// attention() there does not (NVFP4, blocks of V of 32 and 64 rows). Never throws.
+VCATTN_API Support supports_call(Problem const& problem, Options const& options, Device device) noexcept;
+
+/// Bytes that Call::workspace needs for prepare() or attend(): on the CPU those of attend(), on a CUDA device the larger of the two, or
+/// those of prepare() where attention() does not serve the problem. Errors: as prepare().
+VCATTN_API std::size_t call_workspace_size_bytes(Problem const& problem, Options const& options, Device device);
+
 /// Q, K and V after preparation, in the layout of docs/formats.md. Holds no pointer to the inputs, which may be freed.
 /// Memory: owned by the object, or the caller's `storage` (which then must outlive it). Movable, not copyable.
 class VCATTN_API Prepared {
@@ -111,7 +128,13 @@ class VCATTN_API Prepared {
 /// Groups (unless a permutation is given), smooths and quantises. `storage` is empty (the result owns its memory) or at least
 /// prepared_size_bytes() long and 256-byte aligned. Runs on the calling thread's behalf with options.num_threads threads and returns when
 /// done. Deterministic: bitwise equal results for any number of threads. Errors: those of supports(), nonfinite with options.check_finite.
-VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage = {});
+///
+/// On a CUDA device (call.device) everything but seqused_k and cu_seqlens is device memory; the work is enqueued on call.stream. Codes,
+/// descales and means are those of the CPU given the same permutation; grouping is from a cold start (GroupingSchedule has warm ones) and
+/// has other roundings than the CPU's. A given permutation is not checked. With `storage` and after load_cuda_kernels() the call may be
+/// captured into a graph. value_energy_removed() of the result is NaN. Errors: invalid_argument, unsupported with the reason,
+/// out_of_memory.
+VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage = {}, Call const& call = {});
 
 /// O = softmax(scale Q K^T) V of a prepared problem, on the device that holds it (to_cuda(), cuda.hpp).
 ///
@@ -128,7 +151,8 @@ VCATTN_API Prepared prepare(Problem const& problem, Options const& options, std:
 VCATTN_API void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse = {},
                           std::span<std::byte> workspace = {}, Stream stream = nullptr);
 
-/// prepare() and attention() in one call.
-VCATTN_API void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse = {});
+/// prepare() and attention() in one call, with no memory left behind. On a CUDA device o and lse are device memory, too.
+VCATTN_API void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse = {},
+                       Call const& call = {});
 
 }  // namespace vcattn

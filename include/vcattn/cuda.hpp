@@ -20,6 +20,10 @@ VCATTN_API std::string cuda_unavailable_reason();
 /// Name and multiprocessors of the current device, e.g. "NVIDIA H200 (sm_90, 132 SMs)".
 VCATTN_API std::string cuda_device_description();
 
+/// Loads the kernels on the current device and makes its memory pool; does nothing the second time. prepare(), attend() and to_cuda() do it
+/// themselves, but it may not happen during a stream capture.
+VCATTN_API void load_cuda_kernels();
+
 /// Memory of the current device. Movable, not copyable. Its destruction waits for the device and may not happen during a stream capture.
 class VCATTN_API CudaBuffer {
  public:

@@ -13,10 +13,10 @@
 // Arrays: a pointer and its count go together: NULL with 0 (absent), or non-NULL with a count > 0.
 // Memory: everything passed in is borrowed for the duration of the call, unless the function says otherwise. Inputs are never modified.
 //   Outputs must not overlap inputs or each other; that is checked between buffers and tensors without gaps.
-// Devices: inputs, vcattn_prepare() and grouping are on the CPU. vcattn_prepared_to_cuda() copies what was prepared to the current CUDA
-//   device of the calling thread (cudaSetDevice); vcattn_attention() then runs there, and takes device memory for o and lse, which this
-//   library never reads or writes from the host. CUDA calls must be made with that device current.
-// Streams: on the CPU every call is synchronous. On a CUDA device vcattn_attention() enqueues on vcattn_call::stream and returns.
+// Devices: a vcattn_call says where a call runs; NULL is the CPU. On a CUDA device, the current one of the calling thread (cudaSetDevice),
+//   tensors and large arrays are device memory, which this library never reads or writes from the host; seqused_k and cu_seqlens stay host
+//   memory. vcattn_prepared_to_cuda() copies what was prepared on the CPU there. What a device holds must be used with it current.
+// Streams: on the CPU every call is synchronous. On a CUDA device a call enqueues on vcattn_call::stream and returns.
 // Threads: functions may be called from any thread at any time, also on one vcattn_prepared; a vcattn_schedule serves one thread at a time.
 // Determinism: bitwise equal from run to run, for any number of threads, and to the C++ API.
 
@@ -177,11 +177,13 @@ typedef struct vcattn_options {
   int32_t num_threads;    ///< 0: all cores
 } vcattn_options;
 
-/// Where a call runs. NULL wherever it is asked for means the CPU. Only vcattn_attention() runs elsewhere.
+/// Where a call runs. NULL wherever it is asked for means the CPU.
 typedef struct vcattn_call {
-  uint32_t struct_size;  ///< required
-  uint32_t device;       ///< required: VCATTN_CPU or VCATTN_CUDA
-  void* stream;          ///< the pointer that cudaStream_t is, NULL: the default stream; NULL on the CPU
+  uint32_t struct_size;    ///< required
+  uint32_t device;         ///< required: VCATTN_CPU or VCATTN_CUDA; then tensors, rotary tables, permutation, storage are device memory
+  void* stream;            ///< the pointer that cudaStream_t is, NULL: the default stream; NULL on the CPU
+  void* workspace;         ///< scratch of the call, 256-byte aligned; NULL: allocated inside, on a CUDA device in stream order
+  size_t workspace_bytes;  ///< at least vcattn_call_workspace_size(), to group vcattn_group_workspace_size(); 0 with NULL
 } vcattn_call;
 
 /// Results of attention.
@@ -193,7 +195,7 @@ typedef struct vcattn_output {
   int64_t lse_count;
 } vcattn_output;
 
-/// Inputs and outputs of vcattn_group().
+/// Inputs and outputs of vcattn_group(). With a call on a CUDA device all but seqused_k are device memory.
 typedef struct vcattn_grouping {
   uint32_t struct_size;       ///< required
   uint32_t reserved;          ///< required
@@ -204,14 +206,14 @@ typedef struct vcattn_grouping {
   int64_t seqused_k_count;
   float const* warm_centroids;  ///< of an earlier call on the same shape: warm_iterations from there; NULL: cold start
   int64_t warm_centroids_count;
-  float* centroids;  ///< out: [B, Hkv, clusters, D], NULL: not wanted; may be warm_centroids itself
+  float* centroids;  ///< out: [B, Hkv, clusters, D], NULL: not wanted; apart from warm_centroids, or the same array
   int64_t centroids_count;
 } vcattn_grouping;
 
 /// Q, K and V after preparation. Holds no pointer to them; they may be freed.
 typedef struct vcattn_prepared vcattn_prepared;
 
-/// Permutations and centroids per (layer, branch) over the denoising steps of one generation.
+/// Permutations and centroids per (layer, branch) over the denoising steps of one generation, each on the device of the call that made it.
 typedef struct vcattn_schedule vcattn_schedule;
 
 /// "major.minor.patch" of the library, a static string.
@@ -237,6 +239,16 @@ VCATTN_C_API vcattn_status vcattn_options_set(vcattn_options* options, char cons
 VCATTN_C_API vcattn_status vcattn_supports(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
                                            uint32_t* supported, char* reason, size_t reason_bytes);
 
+/// The same for vcattn_attend(), and so vcattn_prepare() too, with a call on `device`. On a CUDA device preparation needs check_finite 0,
+/// 8-bit or NVFP4 formats (Q means: NVFP4), head_dim 40 to 128; with these vcattn_prepare() also serves what attention there does not
+/// (NVFP4, blocks of V of 32 and 64 rows).
+VCATTN_C_API vcattn_status vcattn_supports_call(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
+                                                uint32_t* supported, char* reason, size_t reason_bytes);
+
+/// Loads the kernels on the current CUDA device; does nothing the second time. vcattn_prepare(), vcattn_attend() and
+/// vcattn_prepared_to_cuda() do it themselves, but it may not happen during a stream capture. Errors: unsupported without a usable device.
+VCATTN_C_API vcattn_status vcattn_cuda_load_kernels(void);
+
 /// Answers in *available whether the calling thread's current CUDA device can be used (1) or not (0), and in `reason` why not: not built
 /// in, no driver, no device, an architecture without kernels. `reason` as for vcattn_supports(). Errors: invalid_argument.
 VCATTN_C_API vcattn_status vcattn_cuda_available(uint32_t* available, char* reason, size_t reason_bytes);
@@ -249,7 +261,14 @@ VCATTN_C_API vcattn_status vcattn_prepared_size(vcattn_problem const* problem, v
 VCATTN_C_API vcattn_status vcattn_workspace_size(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
                                                  size_t* size_bytes);
 
-/// Groups (unless a permutation is given), smooths and quantises.
+/// Bytes that vcattn_call::workspace needs on `device`; those of vcattn_prepare() where attention is not served there. Errors:
+/// invalid_argument, unsupported.
+VCATTN_C_API vcattn_status vcattn_call_workspace_size(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
+                                                      size_t* size_bytes);
+
+/// Groups (unless a permutation is given), smooths and quantises. With a call on a CUDA device everything but seqused_k and cu_seqlens is
+/// device memory, the work is enqueued on the call's stream, codes are those of the CPU given the same permutation, and a given permutation
+/// is not checked.
 ///
 /// storage: NULL with 0 (the handle owns its memory), or at least vcattn_prepared_size() bytes, 256-byte aligned, alive as long as the
 /// handle. *prepared is the caller's, to be given to vcattn_prepared_destroy(); NULL on failure. Errors: invalid_argument, unsupported,
@@ -294,19 +313,28 @@ VCATTN_C_API vcattn_status vcattn_prepared_value_energy_removed(vcattn_prepared 
 VCATTN_C_API vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output const* output, void* workspace,
                                             size_t workspace_bytes, vcattn_call const* call);
 
-/// vcattn_prepare() and vcattn_attention() in one call, on the CPU. Errors: those of both.
+/// vcattn_prepare() and vcattn_attention() in one call, on the device of `call` (o and lse, too). Errors: those of both.
 VCATTN_C_API vcattn_status vcattn_attend(vcattn_problem const* problem, vcattn_options const* options, vcattn_output const* output,
                                          vcattn_call const* call);
 
-/// Clusters that `seqlen_kv` keys get when vcattn_options::clusters is 0. `order`: VCATTN_ORDER_*.
+/// Clusters that `seqlen_kv` keys get when vcattn_options::clusters is 0; on a CUDA device at most 256. `order`: VCATTN_ORDER_*.
 VCATTN_C_API vcattn_status vcattn_default_clusters(int64_t seqlen_kv, uint32_t order, int32_t* clusters);
 
-/// k-means on the value tokens of each (batch, KV head), then the order that options->order asks for.
+/// k-means on the value tokens of each (batch, KV head), then the order that options->order asks for. call: NULL for the CPU.
 ///
-/// Clusters: min(n, options->clusters or where that is 0 vcattn_default_clusters(n, order)), n being the most valid keys of a batch entry;
-/// 0 in sequence order, which has no centroids.
-/// Errors: invalid_argument when a buffer does not have exactly the size that its shape asks for, or overlaps v or another buffer.
-VCATTN_C_API vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_options const* options);
+/// Clusters: min(n, options->clusters or where that is 0 vcattn_default_clusters(n, order), on a CUDA device at most 256), n being the most
+/// valid keys of a batch entry; 0 in sequence order, which has no centroids.
+/// On a CUDA device the work is enqueued on the call's stream, by the same method as the CPU's with other roundings; call->workspace has
+/// vcattn_group_workspace_size() bytes, or is NULL (from the stream-ordered pool). With a workspace nothing is allocated, and after
+/// vcattn_cuda_load_kernels() the call may be captured into a graph.
+/// Errors: invalid_argument when a buffer does not have exactly the size that its shape asks for, or overlaps v or another buffer; on a
+/// CUDA device also unsupported (no usable device, head_dim above 128, more than 256 clusters), out_of_memory.
+VCATTN_C_API vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_options const* options, vcattn_call const* call);
+
+/// Bytes that vcattn_call::workspace needs for vcattn_group() and vcattn_schedule_permutation() on `device`; 0 on the CPU. Of `grouping`
+/// only v and seqused_k count. Errors: invalid_argument, unsupported.
+VCATTN_C_API vcattn_status vcattn_group_workspace_size(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device,
+                                                       size_t* size_bytes);
 
 /// Share of V's energy that block means of `block` rows (32, 64 or 128) remove under a permutation (NULL with 0: sequence order), per
 /// (batch, KV head). energy_removed: out, exactly [B, Hkv] doubles.
@@ -330,13 +358,20 @@ VCATTN_C_API vcattn_status vcattn_schedule_decide(vcattn_schedule const* schedul
 
 /// Decides, regroups v if due, and gives the permutation to use; NULL and 0: sequence order. It points into the schedule and stays valid
 /// until the next call for the same (layer, branch), vcattn_schedule_forget(), _clear() or _destroy().
-/// Errors: invalid_argument when the stored state does not fit v (shape, dtype, valid keys): vcattn_schedule_forget() first.
+/// Errors: invalid_argument when the stored state does not fit v (shape, dtype, valid keys, device): vcattn_schedule_forget() first.
+///
+/// call: NULL for the CPU. On a CUDA device v and the permutation are device memory, of which a state takes
+/// B * Hkv * (4 Sk + 4 clusters D) bytes, and regrouping is enqueued on the call's stream. A state is regrouped in place: until it is
+/// dropped or grouped cold for other shapes, the pointer stays the same and its content changes in the order of the stream. Only a cold
+/// start without a state that fits allocates it. With a workspace (vcattn_group_workspace_size()) every other call allocates nothing, and
+/// may be captured into a graph, which repeats what was decided at its capture. Errors: also those of vcattn_group().
 VCATTN_C_API vcattn_status vcattn_schedule_permutation(vcattn_schedule* schedule, int64_t step, int64_t total_steps, int64_t layer,
                                                        int64_t branch, vcattn_tensor const* v, vcattn_options const* options,
                                                        int32_t const* seqused_k, int64_t seqused_k_count, int32_t const** permutation,
-                                                       int64_t* count);
+                                                       int64_t* count, vcattn_call const* call);
 
-/// Drops the state of (layer, branch), e.g. after a change of resolution.
+/// Drops the state of (layer, branch), e.g. after a change of resolution. Freeing device memory waits for the device and may not happen
+/// during a stream capture; that holds for vcattn_schedule_clear() and _destroy(), too.
 VCATTN_C_API vcattn_status vcattn_schedule_forget(vcattn_schedule* schedule, int64_t layer, int64_t branch);
 
 /// Drops all states.

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "attention/cpu/attention.hpp"
 #include "device/cpu/isa.hpp"
+#include "device/cuda/runtime.hpp"
 #include "dispatch/cuda.hpp"
 #include "dispatch/validate.hpp"
 #include "formats/prepared_layout.hpp"
@@ -75,6 +77,54 @@ void fill_permutation(Problem const& problem, Options const& options, formats::S
   }
 }
 
+std::size_t aligned_size(std::size_t bytes) { return (bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment; }
+
+std::unique_ptr<Prepared::Impl> make_impl(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
+  auto impl = std::make_unique<Prepared::Impl>();
+  impl->layout = plan.layout;
+  impl->options = options;
+  impl->varlen = !problem.cu_seqlens_q.empty();
+  return impl;
+}
+
+void require_no(std::string const& unsupported_reason) {
+  if (!unsupported_reason.empty()) throw Error(ErrorCode::unsupported, unsupported_reason);
+}
+
+/// Of prepare() alone where attention is not served; else of attend(), whose two halves use the scratch one after the other.
+std::size_t cuda_call_workspace_bytes(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
+  std::size_t const preparation = dispatch::cuda_prepare_workspace_bytes(problem, options, plan);
+  if (!dispatch::cuda_unsupported_reason(plan.layout, options).empty()) return preparation;
+  return aligned_size(plan.layout.total_bytes) + std::max(preparation, dispatch::cuda_workspace_bytes(plan.layout, options));
+}
+
+Prepared prepare_on_cuda(Problem const& problem, Options const& options, std::span<std::byte> storage, Call const& call) {
+  auto const plan = formats::plan_layout(problem, options);
+  require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
+  dispatch::load_cuda_kernels();
+  auto impl = make_impl(problem, options, plan);
+  impl->device = Device::cuda;
+  impl->device_ordinal = device::cuda::current_device();
+  impl->value_energy_removed = std::numeric_limits<double>::quiet_NaN();
+  if (storage.empty()) {
+    impl->device_owned = device::cuda::allocate(plan.layout.total_bytes);
+    storage = {static_cast<std::byte*>(impl->device_owned.get()), plan.layout.total_bytes};
+  }
+  formats::check_memory(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes()");
+  impl->slab = storage.data();
+
+  std::size_t const bytes = dispatch::cuda_prepare_workspace_bytes(problem, options, plan);
+  std::span<std::byte> workspace = call.workspace;
+  std::shared_ptr<void> pooled;
+  if (workspace.empty()) {
+    pooled = device::cuda::allocate_on_stream(bytes, call.stream);
+    workspace = {static_cast<std::byte*>(pooled.get()), bytes};
+  }
+  formats::check_memory(workspace, bytes, "workspace", "call_workspace_size_bytes()");
+  dispatch::prepare_cuda(problem, options, plan, impl->slab, workspace.data(), call.stream);
+  return Prepared(std::move(impl));
+}
+
 }  // namespace
 
 Prepared::Prepared() = default;
@@ -101,23 +151,30 @@ std::size_t workspace_size_bytes(Problem const& problem, Options const& options,
   dispatch::check_problem(problem, options);
   auto const plan = formats::plan_layout(problem, options);
   if (device == Device::cuda) {
-    std::string const reason = dispatch::cuda_unsupported_reason(plan.layout, options);
-    if (!reason.empty()) throw Error(ErrorCode::unsupported, reason);
+    require_no(dispatch::cuda_unsupported_reason(plan.layout, options));
     return dispatch::cuda_workspace_bytes(plan.layout, options);
   }
   return attention_cpu::workspace_bytes(plan.layout, plan.sequences, options);
 }
 
-Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage) {
+std::size_t call_workspace_size_bytes(Problem const& problem, Options const& options, Device device) {
   dispatch::check_problem(problem, options);
+  auto const plan = formats::plan_layout(problem, options);
+  if (device == Device::cpu) {
+    return aligned_size(plan.layout.total_bytes) + attention_cpu::workspace_bytes(plan.layout, plan.sequences, options);
+  }
+  require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
+  return cuda_call_workspace_bytes(problem, options, plan);
+}
+
+Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage, Call const& call) {
+  dispatch::check_problem(problem, options);
+  if (call.device == Device::cuda) return prepare_on_cuda(problem, options, storage, call);
   dispatch::check_permutation(problem);
   if (options.check_finite) dispatch::check_finite(problem, options.num_threads);
 
   auto const plan = formats::plan_layout(problem, options);
-  auto impl = std::make_unique<Prepared::Impl>();
-  impl->layout = plan.layout;
-  impl->options = options;
-  impl->varlen = !problem.cu_seqlens_q.empty();
+  auto impl = make_impl(problem, options, plan);
   impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes()", impl->owned);
   formats::SlabView<std::byte> const slab(impl->layout, impl->slab);
   std::copy(plan.sequences.begin(), plan.sequences.end(), slab.section<formats::SequenceExtent>(impl->layout.sequences));
@@ -149,10 +206,27 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
   attention_cpu::attention(impl.view(), impl.options, varlen, o, lse, scratch, device::cpu::best_isa());
 }
 
-void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse) {
+void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse, Call const& call) {
   dispatch::check_problem(problem, options);
   dispatch::check_output(o, problem.q.shape);  // before the work, so that a bad output costs nothing
-  attention(prepare(problem, options), o, lse);
+  auto const plan = formats::plan_layout(problem, options);
+  if (call.device == Device::cuda) require_no(dispatch::cuda_call_unsupported_reason(problem, options, plan));
+  std::size_t const bytes = call_workspace_size_bytes(problem, options, call.device);
+  std::shared_ptr<void> pooled;
+  std::span<std::byte> workspace = call.workspace;
+  if (workspace.empty() && call.device == Device::cuda) {
+    dispatch::load_cuda_kernels();
+    pooled = device::cuda::allocate_on_stream(bytes, call.stream);
+    workspace = {static_cast<std::byte*>(pooled.get()), bytes};
+  }
+  std::span<std::byte> storage;
+  if (!workspace.empty()) {
+    formats::check_memory(workspace, bytes, "workspace", "call_workspace_size_bytes()");
+    std::size_t const prepared_bytes = aligned_size(plan.layout.total_bytes);
+    storage = workspace.first(prepared_bytes);
+    workspace = workspace.subspan(prepared_bytes);
+  }
+  attention(prepare(problem, options, storage, {call.device, call.stream, workspace}), o, lse, workspace, call.stream);
 }
 
 }  // namespace vcattn

@@ -99,28 +99,15 @@ vcattn_status guarded(Body const& body) noexcept {
 
 Device to_device(std::uint32_t device) { return to_enum(device, Device::cuda, "device"); }
 
-struct Call {
-  Device device = Device::cpu;
-  Stream stream = nullptr;
-};
-
 /// NULL is the CPU without a stream.
 Call to_call(vcattn_call const* in) {
   if (in == nullptr) return {};
   vcattn_call const c = read_struct(in, "call");
-  Call const call{to_device(c.device), c.stream};
+  Call const call{to_device(c.device), c.stream, to_bytes(c.workspace, c.workspace_bytes, "call.workspace")};
   if (call.device == Device::cpu && call.stream != nullptr) {
     reject("call.stream: NULL required on the CPU, got a pointer; CPU calls are synchronous");
   }
   return call;
-}
-
-void require_cpu_call(vcattn_call const* call) {
-  if (to_call(call).device != Device::cpu) {
-    throw Error(ErrorCode::unsupported,
-                "call.device: VCATTN_CPU required, since preparation runs there, got VCATTN_CUDA; pass VCATTN_CPU or NULL, copy with "
-                "vcattn_prepared_to_cuda(), and call vcattn_attention() with VCATTN_CUDA");
-  }
 }
 
 /// The caller must know where a problem is, since the pointers of its outputs depend on that.
@@ -174,62 +161,43 @@ void copy_text(std::string const& text, char* buffer, std::size_t buffer_bytes) 
   if (buffer_bytes > 0) std::snprintf(buffer, buffer_bytes, "%s", text.c_str());
 }
 
-/// B * Hkv * Sk; afterwards no product of extents of v overflows.
-std::size_t count_rows(TensorView const& v) {
-  std::int64_t elements = 1;
-  for (std::int64_t const extent : v.shape) {
-    if (extent < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(extent, 1), &elements)) {
-      reject("grouping.v.shape: extents >= 0 with a product below 2^63 required, got " + std::to_string(extent) + "; check the shape");
-    }
-  }
-  return static_cast<std::size_t>(v.batch() * v.num_heads() * v.seqlen());
+void give(Support const& answer, std::uint32_t& supported, char* reason, std::size_t reason_bytes) {
+  supported = answer.ok ? 1 : 0;
+  copy_text(answer.reason, reason, reason_bytes);
 }
 
-/// State as group_values() made it, as far as a warm start reads it: of the permutation only the size. After count_rows().
-GroupingState warm_state(TensorView const& v, std::span<std::int32_t const> seqused_k, std::span<float const> centroids) {
-  std::int64_t const values_per_cluster = v.batch() * v.num_heads() * v.head_dim();
-  auto const count = static_cast<std::int64_t>(centroids.size());
-  if (values_per_cluster == 0 || count % values_per_cluster != 0) {
-    reject("grouping.warm_centroids: a multiple of batch * num_heads_kv * head_dim = " + std::to_string(values_per_cluster) +
-           " elements required, got " + std::to_string(count) + "; pass the centroids of an earlier call on the same shape");
-  }
-  GroupingState state;
-  state.batch = v.batch();
-  state.num_heads_kv = v.num_heads();
-  state.seqlen_kv = v.seqlen();
-  state.head_dim = v.head_dim();
-  state.dtype = v.dtype;
-  state.clusters = static_cast<std::int32_t>(count / values_per_cluster);
-  state.seqused_k.assign(seqused_k.begin(), seqused_k.end());
-  if (seqused_k.empty()) state.seqused_k.assign(static_cast<std::size_t>(v.batch()), static_cast<std::int32_t>(v.seqlen()));
-  state.permutation.resize(count_rows(v));
-  state.centroids.assign(centroids.begin(), centroids.end());
-  return state;
-}
+struct GroupingInputs {
+  TensorView v;
+  std::span<std::int32_t const> seqused_k;
+};
 
-void group(vcattn_grouping const& c, Options const& options) {
+GroupingInputs to_inputs(vcattn_grouping const& c) {
   require_zero(c.reserved, "grouping.reserved");
-  auto const v = to_view<TensorView>(c.v, "grouping.v");
-  auto const permutation = to_span(c.permutation, c.permutation_count, "grouping.permutation");
-  require_size(permutation.size(), count_rows(v), "grouping.permutation");
-  auto const seqused_k = to_span(c.seqused_k, c.seqused_k_count, "grouping.seqused_k");
-  auto const warm_centroids = to_span(c.warm_centroids, c.warm_centroids_count, "grouping.warm_centroids");
-  auto const centroids = to_span(c.centroids, c.centroids_count, "grouping.centroids");
-  require_disjoint(extent_of(permutation, "grouping.permutation"),
-                   {extent_of(v, "grouping.v"), extent_of(centroids, "grouping.centroids")});
-  require_disjoint(extent_of(centroids, "grouping.centroids"), {extent_of(v, "grouping.v")});
+  return {to_view<TensorView>(c.v, "grouping.v"), to_span(c.seqused_k, c.seqused_k_count, "grouping.seqused_k")};
+}
 
-  GroupingState warm;
-  if (!warm_centroids.empty()) warm = warm_state(v, seqused_k, warm_centroids);
-  GroupingState const state = group_values(v, options, seqused_k, warm_centroids.empty() ? nullptr : &warm);
-  copy_exactly(state.permutation, permutation, "grouping.permutation");
-  if (!centroids.empty()) copy_exactly(state.centroids, centroids, "grouping.centroids");
+void group(vcattn_grouping const& c, Options const& options, Call const& call) {
+  auto const [v, seqused_k] = to_inputs(c);
+  GroupingBuffers const buffers{to_span(c.permutation, c.permutation_count, "grouping.permutation"),
+                                to_span(c.centroids, c.centroids_count, "grouping.centroids"),
+                                to_span(c.warm_centroids, c.warm_centroids_count, "grouping.warm_centroids")};
+  (void)grouping_sizes(v, options, seqused_k, call.device);  // refuses shapes of which no extent could be told
+  Extent const extent_of_v = extent_of(v, "grouping.v");
+  Extent const permutation = extent_of(buffers.permutation, "grouping.permutation");
+  Extent const centroids = extent_of(buffers.centroids, "grouping.centroids");
+  Extent const warm_centroids = extent_of(buffers.warm_centroids, "grouping.warm_centroids");
+  require_disjoint(permutation, {extent_of_v, centroids, warm_centroids});
+  require_disjoint(centroids, {extent_of_v});
+  if (buffers.centroids.data() != buffers.warm_centroids.data()) require_disjoint(centroids, {warm_centroids});
+  require_disjoint(extent_of(call.workspace, "call.workspace"), {extent_of_v, permutation, centroids, warm_centroids});
+  group_values(v, options, seqused_k, buffers, call);
 }
 
 }  // namespace
 }  // namespace vcattn::c_api
 
 using namespace vcattn::c_api;
+using vcattn::Call;
 using vcattn::Problem;
 
 char const* vcattn_version(void) { return VCATTN_VERSION_STRING; }
@@ -255,9 +223,27 @@ vcattn_status vcattn_supports(vcattn_problem const* problem, vcattn_options cons
   return guarded([&] {
     require(supported, "supported");
     to_bytes(reason, reason_bytes, "reason");
-    vcattn::Support const answer = vcattn::supports(to_problem(problem), to_options(options), to_device(device));
-    *supported = answer.ok ? 1 : 0;
-    copy_text(answer.reason, reason, reason_bytes);
+    give(vcattn::supports(to_problem(problem), to_options(options), to_device(device)), *supported, reason, reason_bytes);
+  });
+}
+
+vcattn_status vcattn_supports_call(vcattn_problem const* problem, vcattn_options const* options, uint32_t device, uint32_t* supported,
+                                   char* reason, size_t reason_bytes) {
+  return guarded([&] {
+    require(supported, "supported");
+    to_bytes(reason, reason_bytes, "reason");
+    give(vcattn::supports_call(to_problem(problem), to_options(options), to_device(device)), *supported, reason, reason_bytes);
+  });
+}
+
+vcattn_status vcattn_cuda_load_kernels(void) {
+  return guarded([] { vcattn::load_cuda_kernels(); });
+}
+
+vcattn_status vcattn_call_workspace_size(vcattn_problem const* problem, vcattn_options const* options, uint32_t device,
+                                         size_t* size_bytes) {
+  return guarded([&] {
+    require(size_bytes, "size_bytes") = vcattn::call_workspace_size_bytes(to_problem(problem), to_options(options), to_device(device));
   });
 }
 
@@ -285,11 +271,13 @@ vcattn_status vcattn_prepare(vcattn_problem const* problem, vcattn_options const
                              vcattn_call const* call, vcattn_prepared** prepared) {
   return guarded([&] {
     require(prepared, "prepared") = nullptr;
-    require_cpu_call(call);
+    Call const where = to_call(call);
     Problem const p = to_problem(problem);
     auto const bytes = to_bytes(storage, storage_bytes, "storage");
     require_disjoint(extent_of(bytes, "storage"), inputs_of(p));
-    *prepared = std::make_unique<vcattn_prepared>(vcattn_prepared{vcattn::prepare(p, to_options(options), bytes)}).release();
+    require_disjoint(extent_of(where.workspace, "call.workspace"), inputs_of(p));
+    require_disjoint(extent_of(where.workspace, "call.workspace"), {extent_of(bytes, "storage")});
+    *prepared = std::make_unique<vcattn_prepared>(vcattn_prepared{vcattn::prepare(p, to_options(options), bytes, where)}).release();
   });
 }
 
@@ -339,12 +327,14 @@ vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output co
 vcattn_status vcattn_attend(vcattn_problem const* problem, vcattn_options const* options, vcattn_output const* output,
                             vcattn_call const* call) {
   return guarded([&] {
-    require_cpu_call(call);
+    Call const where = to_call(call);
     Output const out = to_output(output);
     Problem const p = to_problem(problem);
     require_disjoint(out.o_extent(), inputs_of(p));
     require_disjoint(out.lse_extent(), inputs_of(p));
-    vcattn::attend(p, to_options(options), out.o, out.lse);
+    require_disjoint(extent_of(where.workspace, "call.workspace"), inputs_of(p));
+    require_disjoint(extent_of(where.workspace, "call.workspace"), {out.o_extent(), out.lse_extent()});
+    vcattn::attend(p, to_options(options), out.o, out.lse, where);
   });
 }
 
@@ -355,8 +345,16 @@ vcattn_status vcattn_default_clusters(int64_t seqlen_kv, uint32_t order, int32_t
   });
 }
 
-vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_options const* options) {
-  return guarded([&] { group(read_struct(grouping, "grouping"), to_options(options)); });
+vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_options const* options, vcattn_call const* call) {
+  return guarded([&] { group(read_struct(grouping, "grouping"), to_options(options), to_call(call)); });
+}
+
+vcattn_status vcattn_group_workspace_size(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device,
+                                          size_t* size_bytes) {
+  return guarded([&] {
+    auto const [v, seqused_k] = to_inputs(read_struct(grouping, "grouping"));
+    require(size_bytes, "size_bytes") = vcattn::grouping_sizes(v, to_options(options), seqused_k, to_device(device)).workspace_bytes;
+  });
 }
 
 vcattn_status vcattn_value_energy_removed(vcattn_tensor const* v, int32_t const* permutation, int64_t permutation_count, int32_t block,
@@ -394,14 +392,16 @@ vcattn_status vcattn_schedule_decide(vcattn_schedule const* schedule, int64_t st
 
 vcattn_status vcattn_schedule_permutation(vcattn_schedule* schedule, int64_t step, int64_t total_steps, int64_t layer, int64_t branch,
                                           vcattn_tensor const* v, vcattn_options const* options, int32_t const* seqused_k,
-                                          int64_t seqused_k_count, int32_t const** permutation, int64_t* count) {
+                                          int64_t seqused_k_count, int32_t const** permutation, int64_t* count, vcattn_call const* call) {
   return guarded([&] {
     require(permutation, "permutation");
     require(count, "count");
     auto const view = to_view<vcattn::TensorView>(require(v, "v"), "v");
+    Call const where = to_call(call);
+    require_disjoint(extent_of(where.workspace, "call.workspace"), {extent_of(view, "v")});
     hand_out(require(schedule, "schedule")
                  .value.permutation(step, total_steps, {layer, branch}, view, to_options(options),
-                                    to_span(seqused_k, seqused_k_count, "seqused_k")),
+                                    to_span(seqused_k, seqused_k_count, "seqused_k"), where),
              permutation, count);
   });
 }

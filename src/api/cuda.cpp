@@ -27,6 +27,11 @@ void check_bytes(std::size_t bytes, std::size_t size) {
 std::string cuda_unavailable_reason() { return cuda::unavailable_reason(); }
 std::string cuda_device_description() { return cuda::device_description(); }
 
+void load_cuda_kernels() {
+  cuda::require_device();
+  dispatch::load_cuda_kernels();
+}
+
 CudaBuffer::CudaBuffer(std::size_t bytes) : memory_(cuda::allocate(bytes)), bytes_(bytes) {}
 CudaBuffer::CudaBuffer(CudaBuffer&& other) noexcept : memory_(std::move(other.memory_)), bytes_(std::exchange(other.bytes_, 0)) {}
 CudaBuffer& CudaBuffer::operator=(CudaBuffer&& other) noexcept {

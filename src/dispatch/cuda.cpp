@@ -1,10 +1,15 @@
 #include "dispatch/cuda.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "attention/sm90a/attention.hpp"
 #include "device/cuda/runtime.hpp"
+#include "grouping/cuda/group_values.hpp"
+#include "prepare/cuda/prepare.hpp"
 
 namespace vcattn::dispatch {
 
@@ -14,8 +19,81 @@ std::string cuda_unsupported_reason(formats::PreparedLayout const& layout, Optio
 }
 
 void load_cuda_kernels() {
+  static std::mutex mutex;
+  static std::set<int> loaded;
+  int const device = device::cuda::current_device();
+  std::lock_guard const lock(mutex);
+  if (loaded.count(device) != 0) return;
   attention_sm90a::load_kernels();
+  preparation::cuda::load_kernels();
+  grouping::cuda::load_kernels();
   device::cuda::create_memory_pool();
+  loaded.insert(device);
+}
+
+namespace {
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + formats::kSectionAlignment - 1) / formats::kSectionAlignment * formats::kSectionAlignment;
+}
+
+grouping::cuda::DeviceValues device_values(Problem const& problem, formats::LayoutPlan const& plan,
+                                           formats::SequenceExtent const* device_sequences) {
+  return {problem.v, !problem.cu_seqlens_k.empty(), plan.sequences, device_sequences};
+}
+
+Options grouping_options(Problem const& problem, Options const& options) {
+  Options resolved = options;
+  resolved.order = formats::resolve_order(options, problem.causal);
+  return resolved;
+}
+
+std::size_t centroid_bytes(grouping::cuda::DeviceValues const& values, Options const& options) {
+  std::int64_t const heads = std::ssize(values.sequences) * values.v.num_heads();
+  return aligned(static_cast<std::size_t>(heads * grouping::cuda::num_clusters(values, options) * values.v.head_dim()) * sizeof(float));
+}
+
+}  // namespace
+
+std::string cuda_prepare_unsupported_reason(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
+  if (std::string reason = device::cuda::unavailable_reason(); !reason.empty()) return reason;
+  if (options.check_finite) {
+    return "check_finite=on waits for the data, which a CUDA call does not; switch it off: NaN and infinity then mark the rows and heads "
+           "that they reach";
+  }
+  if (std::string reason = preparation::cuda::unsupported_reason(plan.layout, options); !reason.empty()) return reason;
+  if (!problem.permutation.empty()) return "";
+  return grouping::cuda::unsupported_reason(device_values(problem, plan, nullptr), grouping_options(problem, options));
+}
+
+std::string cuda_call_unsupported_reason(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
+  if (std::string reason = cuda_unsupported_reason(plan.layout, options); !reason.empty()) return reason;
+  return cuda_prepare_unsupported_reason(problem, options, plan);
+}
+
+std::size_t cuda_prepare_workspace_bytes(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
+  std::size_t const bytes = aligned(preparation::cuda::workspace_bytes(plan.layout, options));
+  if (!problem.permutation.empty()) return bytes;
+  auto const values = device_values(problem, plan, nullptr);
+  Options const resolved = grouping_options(problem, options);
+  return std::max(bytes, centroid_bytes(values, resolved) + aligned(grouping::cuda::workspace_bytes(values, resolved)));
+}
+
+void prepare_cuda(Problem const& problem, Options const& options, formats::LayoutPlan const& plan, std::byte* slab, std::byte* workspace,
+                  Stream stream) {
+  formats::SlabView<std::byte> const view(plan.layout, slab);
+  auto* const sequences = view.section<formats::SequenceExtent>(plan.layout.sequences);
+  auto* const permutation = view.section<std::int32_t>(plan.layout.permutation);
+  preparation::cuda::write_sequences(plan.sequences, sequences, stream);
+  if (!problem.permutation.empty()) {
+    device::cuda::copy_on_device(permutation, problem.permutation.data(), problem.permutation.size_bytes(), stream);
+  } else if (permutation != nullptr) {
+    auto const values = device_values(problem, plan, sequences);
+    Options const resolved = grouping_options(problem, options);
+    grouping::cuda::group_values(values, resolved, /*warm=*/false, reinterpret_cast<float*>(workspace), permutation,
+                                 workspace + centroid_bytes(values, resolved), stream);
+  }
+  preparation::cuda::prepare(problem, options, view, workspace, stream);
 }
 
 std::size_t cuda_workspace_bytes(formats::PreparedLayout const& layout, Options const& options) {

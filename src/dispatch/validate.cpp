@@ -227,19 +227,33 @@ void check_finite(Problem const& p, std::int32_t num_threads) {
 
 }  // namespace dispatch
 
-Support supports(Problem const& problem, Options const& options, Device device) noexcept {
+namespace {
+
+/// reason: why a CUDA device does not serve a checked problem.
+template <typename Reason>
+Support answer(Problem const& problem, Options const& options, Device device, Reason const& reason) noexcept {
   try {
     if (device != Device::cpu && device != Device::cuda)
       return {false, "device must be cpu or cuda; got " + std::to_string(static_cast<std::uint32_t>(device))};
     dispatch::check_problem(problem, options);
-    if (device == Device::cuda) {
-      std::string reason = dispatch::cuda_unsupported_reason(formats::plan_layout(problem, options).layout, options);
-      if (!reason.empty()) return {false, std::move(reason)};
-    }
-    return {true, {}};
+    std::string text = device == Device::cuda ? reason(formats::plan_layout(problem, options)) : "";
+    bool const ok = text.empty();
+    return {ok, std::move(text)};
   } catch (std::exception const& error) {
     return {false, error.what()};
   }
+}
+
+}  // namespace
+
+Support supports(Problem const& problem, Options const& options, Device device) noexcept {
+  return answer(problem, options, device,
+                [&](formats::LayoutPlan const& plan) { return dispatch::cuda_unsupported_reason(plan.layout, options); });
+}
+
+Support supports_call(Problem const& problem, Options const& options, Device device) noexcept {
+  return answer(problem, options, device,
+                [&](formats::LayoutPlan const& plan) { return dispatch::cuda_call_unsupported_reason(problem, options, plan); });
 }
 
 }  // namespace vcattn

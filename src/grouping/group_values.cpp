@@ -1,15 +1,13 @@
-#include <fmt/format.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
-#include <utility>
 
 #include "device/cpu/parallel.hpp"
 #include "formats/prepared_layout.hpp"
 #include "grouping/cluster_rule.hpp"
+#include "grouping/grouping_options.hpp"
 #include "grouping/kmeans.hpp"
 #include "grouping/order.hpp"
 #include "grouping/state_fit.hpp"
@@ -108,35 +106,9 @@ void group_head(HeadTask const& task) {
   std::copy(centroids.values.begin(), centroids.values.end(), task.centroids.begin());
 }
 
-void check_range(char const* option, std::int32_t low, std::int32_t high, std::int32_t got) {
-  if (got >= low && got <= high) return;
-  throw Error(ErrorCode::invalid_argument, fmt::format("{} must lie in {}..{}, got {}: change the option", option, low, high, got));
-}
-
-void check_options(Options const& options) {
-  constexpr std::int32_t kMaxIterations = 1000;
-  check_range("clusters", 0, grouping::kMaxClusters, options.clusters);
-  check_range("iterations", 1, kMaxIterations, options.iterations);
-  check_range("warm_iterations", 1, kMaxIterations, options.warm_iterations);
-  check_range("v_block", 1, static_cast<std::int32_t>(formats::kTileRows), options.v_block);
-  check_range("num_threads", 0, std::numeric_limits<std::int32_t>::max(), options.num_threads);
-}
-
-std::int32_t clusters_of(Options const& options, GroupOrder order, std::int32_t num_valid) {
-  if (order == GroupOrder::sequence) return 0;
-  return grouping::cluster_rule(options, order).count(num_valid);
-}
-
 /// State of sequence order: every row in its place, centroids zero.
-GroupingState sequence_state(TensorView const& v, std::vector<std::int32_t> valid_rows, std::int32_t clusters) {
-  GroupingState state;
-  state.batch = v.batch();
-  state.num_heads_kv = v.num_heads();
-  state.seqlen_kv = v.seqlen();
-  state.head_dim = v.head_dim();
-  state.dtype = v.dtype;
-  state.clusters = clusters;
-  state.seqused_k = std::move(valid_rows);
+GroupingState sequence_state(TensorView const& v, std::vector<std::int32_t> const& valid_rows, std::int32_t clusters) {
+  GroupingState state = grouping::empty_state(v, valid_rows, clusters);
   auto const heads = static_cast<std::size_t>(v.batch() * v.num_heads());
   state.permutation.resize(heads * static_cast<std::size_t>(v.seqlen()));
   for (std::size_t i = 0; i < state.permutation.size(); ++i) {
@@ -146,14 +118,6 @@ GroupingState sequence_state(TensorView const& v, std::vector<std::int32_t> vali
   return state;
 }
 
-void check_warm_clusters(GroupingState const& warm, std::int32_t clusters) {
-  if (warm.clusters == clusters) return;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("a warm start needs a state with {} clusters, got {}: group from a cold start, or keep "
-                          "`order` and `clusters` as they were",
-                          clusters, warm.clusters));
-}
-
 }  // namespace
 
 std::int32_t default_clusters(std::int64_t seqlen_kv, GroupOrder order) { return grouping::default_cluster_rule(order).wanted(seqlen_kv); }
@@ -161,14 +125,10 @@ std::int32_t default_clusters(std::int64_t seqlen_kv, GroupOrder order) { return
 GroupingState group_values(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k,
                            GroupingState const* warm) {
   std::vector<std::int32_t> const valid_rows = grouping::checked_valid_rows(v, seqused_k);
-  check_options(options);
+  grouping::check_options(options);
   GroupOrder const order = formats::resolve_order(options, /*causal=*/false);
-  std::int32_t clusters = 0;
-  for (std::int32_t const num_valid : valid_rows) clusters = std::max(clusters, clusters_of(options, order, num_valid));
-  if (warm != nullptr) {
-    grouping::check_state_fits(*warm, v, valid_rows);
-    check_warm_clusters(*warm, clusters);
-  }
+  std::int32_t const clusters = grouping::num_clusters(options, valid_rows);
+  if (warm != nullptr) grouping::check_warm_state(*warm, v, valid_rows, clusters);
   GroupingState state = sequence_state(v, valid_rows, clusters);
   if (clusters == 0) return state;
 
@@ -176,7 +136,7 @@ GroupingState group_values(TensorView const& v, Options const& options, std::spa
     std::int64_t const batch = batch_head / v.num_heads();
     std::int32_t const num_valid = valid_rows[static_cast<std::size_t>(batch)];
     auto const centroid_begin = static_cast<std::size_t>(batch_head * clusters * v.head_dim());
-    auto const centroid_count = static_cast<std::size_t>(clusters_of(options, order, num_valid) * v.head_dim());
+    auto const centroid_count = static_cast<std::size_t>(grouping::num_clusters(options, order, num_valid) * v.head_dim());
     HeadTask const task{
         v,
         options,

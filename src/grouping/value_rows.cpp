@@ -15,11 +15,17 @@ void read_row(TensorView const& v, std::int64_t batch, std::int64_t row, std::in
 
 std::vector<std::int32_t> checked_valid_rows(TensorView const& v, std::span<std::int32_t const> seqused_k) {
   auto const refuse = [](std::string const& text) { throw Error(ErrorCode::invalid_argument, text); };
-  bool const shape_ok = v.batch() >= 0 && v.seqlen() >= 0 && v.num_heads() >= 1 && v.head_dim() >= 1 &&
-                        v.seqlen() <= std::numeric_limits<std::int32_t>::max();
+  bool shape_ok = v.batch() >= 0 && v.seqlen() >= 0 && v.num_heads() >= 1 && v.head_dim() >= 1 &&
+                  v.seqlen() <= std::numeric_limits<std::int32_t>::max();
+  std::int64_t elements = 1;  // an empty dimension counts as one, so that no product of some extents overflows either
+  for (std::int64_t const extent : v.shape) {
+    shape_ok = shape_ok && !__builtin_mul_overflow(elements, std::max<std::int64_t>(extent, 1), &elements);
+  }
   if (!shape_ok) {
-    refuse(fmt::format("v must be [batch >= 0, 0 <= seqlen < 2^31, num_heads >= 1, head_dim >= 1], got [{}]: check the shape",
-                       fmt::join(v.shape, ", ")));
+    refuse(
+        fmt::format("v must be [batch >= 0, 0 <= seqlen < 2^31, num_heads >= 1, head_dim >= 1] with a product below 2^63, got [{}]: "
+                    "check the shape",
+                    fmt::join(v.shape, ", ")));
   }
   if (v.dtype != DType::f32 && v.dtype != DType::f16 && v.dtype != DType::bf16) {
     refuse(fmt::format("v must be f32, f16 or bf16, got dtype code {}: convert it", static_cast<std::uint32_t>(v.dtype)));

@@ -101,11 +101,46 @@ TEST_F(CApiCuda, PreparedIsOnTheCpu) {
   expect_error(vcattn_prepared_device(prepared, nullptr), VCATTN_INVALID_ARGUMENT, "device: a non-null pointer");
 }
 
-TEST_F(CApiCuda, PreparationRunsOnTheCpuOnly) {
+TEST_F(CApiCuda, CallsOnADeviceSayThatThereIsNone) {
   auto* other = prepared;
-  expect_error(vcattn_prepare(&problem, &options, nullptr, 0, &call, &other), VCATTN_UNSUPPORTED, "vcattn_prepared_to_cuda()");
+  expect_error(vcattn_prepare(&problem, &options, nullptr, 0, &call, &other), VCATTN_UNSUPPORTED, "use device cpu");
   EXPECT_EQ(other, nullptr);
-  expect_error(vcattn_attend(&problem, &options, &output, &call), VCATTN_UNSUPPORTED, "vcattn_prepared_to_cuda()");
+  expect_error(vcattn_attend(&problem, &options, &output, &call), VCATTN_UNSUPPORTED, "use device cpu");
+  expect_error(vcattn_cuda_load_kernels(), VCATTN_UNSUPPORTED, "use device cpu");
+  std::size_t bytes = 0;
+  expect_error(vcattn_call_workspace_size(&problem, &options, VCATTN_CUDA, &bytes), VCATTN_UNSUPPORTED, "use device cpu");
+  expect_error(vcattn_workspace_size(&problem, &options, VCATTN_CUDA, &bytes), VCATTN_UNSUPPORTED, "use device cpu");
+  std::uint32_t supported = 1;
+  std::array<char, 512> reason{};
+  EXPECT_EQ(vcattn_supports_call(&problem, &options, VCATTN_CUDA, &supported, reason.data(), reason.size()), VCATTN_OK);
+  EXPECT_EQ(supported, 0u);
+  EXPECT_NE(std::string(reason.data()).find("use device cpu"), std::string::npos) << reason.data();
+  EXPECT_EQ(vcattn_supports_call(&problem, &options, VCATTN_CPU, &supported, reason.data(), reason.size()), VCATTN_OK);
+  EXPECT_EQ(supported, 1u) << reason.data();
+}
+
+TEST_F(CApiCuda, GroupingSaysThatThereIsNone) {
+  auto grouping = zeroed<vcattn_grouping>();
+  grouping.v = problem.v;
+  // Addresses that no process owns: a device's are not for the host to write.
+  grouping.permutation = reinterpret_cast<std::int32_t*>(std::uintptr_t{4096});
+  grouping.permutation_count = c.keys();
+  std::size_t bytes = 0;
+  expect_error(vcattn_group(&grouping, &options, &call), VCATTN_UNSUPPORTED, "use device cpu");
+  expect_error(vcattn_group_workspace_size(&grouping, &options, VCATTN_CUDA, &bytes), VCATTN_UNSUPPORTED, "use device cpu");
+
+  vcattn_schedule* schedule = nullptr;
+  ASSERT_EQ(vcattn_schedule_create(VCATTN_SCHEDULE_EVERY_STEP, 4, 0.25, &schedule), VCATTN_OK) << vcattn_last_error();
+  std::int32_t const* permutation = nullptr;
+  std::int64_t count = 0;
+  expect_error(vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &problem.v, &options, nullptr, 0, &permutation, &count, &call),
+               VCATTN_UNSUPPORTED, "use device cpu");
+  std::uint32_t action = 99;
+  EXPECT_EQ(vcattn_schedule_decide(schedule, 1, 10, 0, 0, &action), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(action, VCATTN_ACTION_REGROUP_COLD) << "a failed call must leave no state";
+  EXPECT_EQ(vcattn_schedule_destroy(schedule), VCATTN_OK);
+  grouping.v.shape[3] = -1;
+  expect_error(vcattn_group(&grouping, &options, &call), VCATTN_INVALID_ARGUMENT, "check the shape");
 }
 
 TEST_F(CApiCuda, TheCallMustNameTheDeviceOfTheProblem) {

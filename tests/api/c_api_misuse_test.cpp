@@ -87,17 +87,23 @@ TEST_F(CApiMisuse, NullPointers) {
   add("options", vcattn_attend(&problem, nullptr, &output, nullptr));
   add("output", vcattn_attend(&problem, &options, nullptr, nullptr));
   add("clusters", vcattn_default_clusters(100, VCATTN_ORDER_LABEL, nullptr));
-  add("grouping", vcattn_group(nullptr, &options));
+  auto grouping = zeroed<vcattn_grouping>();
+  grouping.v = v;
+  add("grouping", vcattn_group(nullptr, &options, nullptr));
+  add("options", vcattn_group(&grouping, nullptr, nullptr));
+  add("grouping", vcattn_group_workspace_size(nullptr, &options, VCATTN_CPU, &size));
+  add("options", vcattn_group_workspace_size(&grouping, nullptr, VCATTN_CPU, &size));
+  add("size_bytes", vcattn_group_workspace_size(&grouping, &options, VCATTN_CPU, nullptr));
   add("v", vcattn_value_energy_removed(nullptr, nullptr, 0, 128, nullptr, 0, &energy, 1));
   add("energy_removed", vcattn_value_energy_removed(&v, nullptr, 0, 128, nullptr, 0, nullptr, 1));
   add("schedule", vcattn_schedule_create(VCATTN_SCHEDULE_NEVER, 4, 0.25, nullptr));
   add("schedule", vcattn_schedule_decide(nullptr, 0, 10, 0, 0, &word));
   add("action", vcattn_schedule_decide(schedule, 0, 10, 0, 0, nullptr));
-  add("schedule", vcattn_schedule_permutation(nullptr, 0, 10, 0, 0, &v, &options, nullptr, 0, &pointer, &count));
-  add("v", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, nullptr, &options, nullptr, 0, &pointer, &count));
-  add("options", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, nullptr, nullptr, 0, &pointer, &count));
-  add("permutation", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, &options, nullptr, 0, nullptr, &count));
-  add("count", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, &options, nullptr, 0, &pointer, nullptr));
+  add("schedule", vcattn_schedule_permutation(nullptr, 0, 10, 0, 0, &v, &options, nullptr, 0, &pointer, &count, nullptr));
+  add("v", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, nullptr, &options, nullptr, 0, &pointer, &count, nullptr));
+  add("options", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, nullptr, nullptr, 0, &pointer, &count, nullptr));
+  add("permutation", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, &options, nullptr, 0, nullptr, &count, nullptr));
+  add("count", vcattn_schedule_permutation(schedule, 0, 10, 0, 0, &v, &options, nullptr, 0, &pointer, nullptr, nullptr));
   add("schedule", vcattn_schedule_forget(nullptr, 0, 0));
   add("schedule", vcattn_schedule_clear(nullptr));
   EXPECT_EQ(vcattn_default_clusters(100, VCATTN_ORDER_LABEL, &number), VCATTN_OK);
@@ -341,7 +347,7 @@ TEST_F(CApiMisuse, CallsThatTheCpuDoesNotServe) {
   auto const status = [&] { return vcattn_attend(&problem, &options, &output, &call); };
   EXPECT_EQ(status(), VCATTN_OK) << vcattn_last_error();
   call.device = VCATTN_CUDA;
-  expect_error(status(), VCATTN_UNSUPPORTED, "call.device");
+  expect_error(status(), VCATTN_UNSUPPORTED, "use device cpu");
   call.device = 9;
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "device");
   call.device = VCATTN_CPU;
@@ -416,13 +422,14 @@ TEST_F(CApiMisuse, Grouping) {
   std::vector<float> centroids(static_cast<std::size_t>(kClusters * Case::kHeadDim));
   auto grouping = zeroed<vcattn_grouping>();
   grouping.v = problem.v;
-  auto const status = [&] { return vcattn_group(&grouping, &options); };
+  auto const status = [&] { return vcattn_group(&grouping, &options, nullptr); };
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "grouping.permutation");
   grouping.permutation = permutation.data();
+  grouping.permutation_count = c.keys();
   for (std::int64_t const extent : {std::int64_t{-1}, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()}) {
     for (std::int64_t& member : grouping.v.shape) {
       std::int64_t const right = std::exchange(member, extent);
-      expect_error(status(), VCATTN_INVALID_ARGUMENT, "grouping.");
+      expect_error(status(), VCATTN_INVALID_ARGUMENT, "check the shape");
       member = right;
     }
   }
@@ -441,8 +448,17 @@ TEST_F(CApiMisuse, Grouping) {
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "grouping.warm_centroids");
   grouping.warm_centroids_count = Case::kHeadDim;
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "clusters");
+  std::vector<float> longer(centroids.size() + 1);
+  grouping.centroids = longer.data();
+  grouping.warm_centroids = longer.data() + 1;
+  grouping.warm_centroids_count = grouping.centroids_count;
+  expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");
   grouping.warm_centroids = nullptr;
   grouping.warm_centroids_count = 0;
+  std::size_t workspace_bytes = 1;
+  EXPECT_EQ(vcattn_group_workspace_size(&grouping, &options, VCATTN_CPU, &workspace_bytes), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(workspace_bytes, 0u);
+  expect_error(vcattn_group_workspace_size(&grouping, &options, 5, &workspace_bytes), VCATTN_INVALID_ARGUMENT, "device");
 
   grouping.permutation = reinterpret_cast<std::int32_t*>(c.values().data());
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");
@@ -459,9 +475,9 @@ TEST_F(CApiMisuse, GroupingOverlapSeesNegativeStrides) {
   grouping.v.stride[1] = -Case::kHeadDim;
   grouping.permutation = permutation.data();
   grouping.permutation_count = c.keys();
-  EXPECT_EQ(vcattn_group(&grouping, &options), VCATTN_OK) << vcattn_last_error();
+  EXPECT_EQ(vcattn_group(&grouping, &options, nullptr), VCATTN_OK) << vcattn_last_error();
   grouping.permutation = reinterpret_cast<std::int32_t*>(c.values().data());
-  expect_error(vcattn_group(&grouping, &options), VCATTN_INVALID_ARGUMENT, "overlap");
+  expect_error(vcattn_group(&grouping, &options, nullptr), VCATTN_INVALID_ARGUMENT, "overlap");
 }
 
 TEST_F(CApiMisuse, EnergyBuffersAndBlocks) {
@@ -488,7 +504,7 @@ TEST_F(CApiMisuse, Schedule) {
   std::int32_t const* permutation = nullptr;
   std::int64_t count = 0;
   auto const permutation_status = [&](vcattn_tensor const& v) {
-    return vcattn_schedule_permutation(schedule, 1, 10, 0, 0, &v, &options, nullptr, 0, &permutation, &count);
+    return vcattn_schedule_permutation(schedule, 1, 10, 0, 0, &v, &options, nullptr, 0, &permutation, &count, nullptr);
   };
   EXPECT_EQ(permutation_status(problem.v), VCATTN_OK) << vcattn_last_error();
   vcattn_tensor other = problem.v;

@@ -241,7 +241,7 @@ class CApiGrouping : public testing::Test {
 TEST_F(CApiGrouping, ColdEqualsCpp) {
   GroupingState const expected = group_values(c.problem().v, options, seqused);
   vcattn_grouping const g = grouping();
-  expect_ok(vcattn_group(&g, &c_version));
+  expect_ok(vcattn_group(&g, &c_version, nullptr));
   EXPECT_EQ(permutation, expected.permutation);
   EXPECT_TRUE(same_bits(centroids, expected.centroids));
 }
@@ -254,7 +254,7 @@ TEST_F(CApiGrouping, WarmInPlaceEqualsCpp) {
   vcattn_grouping g = grouping();
   g.warm_centroids = centroids.data();
   g.warm_centroids_count = g.centroids_count;
-  expect_ok(vcattn_group(&g, &c_version));
+  expect_ok(vcattn_group(&g, &c_version, nullptr));
   EXPECT_EQ(permutation, expected.permutation);
   EXPECT_TRUE(same_bits(centroids, expected.centroids));
 }
@@ -264,7 +264,7 @@ TEST_F(CApiGrouping, CentroidsMayBeLeftOut) {
   vcattn_grouping g = grouping();
   g.centroids = nullptr;
   g.centroids_count = 0;
-  expect_ok(vcattn_group(&g, &c_version));
+  expect_ok(vcattn_group(&g, &c_version, nullptr));
   EXPECT_EQ(permutation, expected.permutation);
 }
 
@@ -276,13 +276,13 @@ TEST_F(CApiGrouping, DefaultClustersAreWhatGroupMakes) {
     expect_ok(vcattn_default_clusters(400, order, &clusters));
     centroids.resize(static_cast<std::size_t>(2 * Case::kHeadsKv * clusters * Case::kHeadDim));
     vcattn_grouping const g = grouping();
-    expect_ok(vcattn_group(&g, &c_version));
+    expect_ok(vcattn_group(&g, &c_version, nullptr));
   }
 }
 
 TEST_F(CApiGrouping, EnergyEqualsCpp) {
   vcattn_grouping const g = grouping();
-  expect_ok(vcattn_group(&g, &c_version));
+  expect_ok(vcattn_group(&g, &c_version, nullptr));
   std::vector<double> const expected = value_energy_removed(c.problem().v, permutation, 64, seqused);
   std::vector<double> energy(2);
   expect_ok(vcattn_value_energy_removed(&g.v, permutation.data(), g.permutation_count, 64, seqused.data(), 2, energy.data(), 2));
@@ -304,7 +304,8 @@ TEST_F(CApiGrouping, ScheduleEqualsCpp) {
       EXPECT_EQ(action, static_cast<std::uint32_t>(expected.decide(step, kSteps, {kLayer, branch})));
       std::int32_t const* pointer = nullptr;
       std::int64_t count = -1;
-      expect_ok(vcattn_schedule_permutation(schedule, step, kSteps, kLayer, branch, &v, &c_version, seqused.data(), 2, &pointer, &count));
+      expect_ok(vcattn_schedule_permutation(schedule, step, kSteps, kLayer, branch, &v, &c_version, seqused.data(), 2, &pointer, &count,
+                                            nullptr));
       auto const span = expected.permutation(step, kSteps, {kLayer, branch}, c.problem().v, options, seqused);
       EXPECT_TRUE(same_bits(span, std::span(pointer, static_cast<std::size_t>(count))));
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/half.hpp"
+#include "grouping/state_fit.hpp"
 #include "values.hpp"
 #include "vcattn/grouping.hpp"
 
@@ -288,6 +289,20 @@ TEST(GroupValues, RefusesAWarmStateThatDoesNotFit) {
   refuse([](GroupingState& s) { s = {}; });
   expect_invalid_argument([&] { group_values(v, grouping_options(GroupOrder::chain, 6), {}, &good); });
   expect_invalid_argument([&] { group_values(v, options, std::vector<std::int32_t>{300, 299}, &good); });
+}
+
+TEST(GroupValues, RefusesAWarmStateOfAnotherDevice) {
+  Values const values = normal_values({1, 300, 1, 40}, 1);
+  Options const options = grouping_options(GroupOrder::chain, 5);
+  GroupingState state = group_values(values.view(), options);
+  std::vector<std::int32_t> const valid_rows{300};
+  EXPECT_EQ(grouping::misfit(state, values.view(), valid_rows), "");
+  EXPECT_NE(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 1}).find("device cuda 1, got a state with cpu"),
+            std::string::npos);
+  state.device = Device::cuda;
+  EXPECT_EQ(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 0}), "");
+  EXPECT_NE(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 1}).find("device cuda 1"), std::string::npos);
+  expect_invalid_argument([&] { group_values(values.view(), options, {}, &state); });
 }
 
 TEST(GroupValues, RefusesBadInput) {

@@ -126,6 +126,10 @@ void copy_to_host(void* host, void const* device, std::size_t bytes, void* strea
   check(cudaStreamSynchronize(as_stream(stream)), "work on the stream");
 }
 
+void copy_on_device(void* to, void const* from, std::size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, as_stream(stream)), "cudaMemcpyAsync on the device");
+}
+
 void fill(void* device, unsigned char value, std::size_t bytes) {
   check(cudaMemset(device, value, bytes), "cudaMemset");
   check(cudaStreamSynchronize(nullptr), "cudaMemset");

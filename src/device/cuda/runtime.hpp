@@ -25,6 +25,8 @@ void create_memory_pool();
 std::shared_ptr<void> allocate_on_stream(std::size_t bytes, void* stream);
 void copy_to_device(void* device, void const* host, std::size_t bytes);
 void copy_to_host(void* host, void const* device, std::size_t bytes, void* stream);
+/// On `stream`, without waiting.
+void copy_on_device(void* to, void const* from, std::size_t bytes, void* stream);
 void fill(void* device, unsigned char value, std::size_t bytes);
 
 std::shared_ptr<void> create_event();

@@ -22,6 +22,7 @@ void create_memory_pool() { absent(); }
 std::shared_ptr<void> allocate_on_stream(std::size_t, void*) { absent(); }
 void copy_to_device(void*, void const*, std::size_t) { absent(); }
 void copy_to_host(void*, void const*, std::size_t, void*) { absent(); }
+void copy_on_device(void*, void const*, std::size_t, void*) { absent(); }
 void fill(void*, unsigned char, std::size_t) { absent(); }
 std::shared_ptr<void> create_event() { absent(); }
 void record_event(void*, void*) { absent(); }

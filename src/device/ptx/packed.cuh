@@ -18,6 +18,12 @@ __device__ __forceinline__ Half2 fma_half2(Half2 a, Half2 b, Half2 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+/// The same of BF16 numbers.
+__device__ __forceinline__ std::uint32_t fma_bfloat2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
 /// max(a b + c, 0).
 __device__ __forceinline__ Half2 fma_relu_half2(Half2 a, Half2 b, Half2 c) {
   Half2 d;
@@ -28,6 +34,12 @@ __device__ __forceinline__ Half2 fma_relu_half2(Half2 a, Half2 b, Half2 c) {
 __device__ __forceinline__ Half2 pack_half2(float low, float high) {
   Half2 d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+/// The same to BF16.
+__device__ __forceinline__ std::uint32_t pack_bfloat2(float low, float high) {
+  std::uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
 __device__ __forceinline__ float low_float(Half2 x) {
@@ -48,6 +60,12 @@ __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t a, std::uin
 __device__ __forceinline__ std::uint32_t pack_e4m3x2(float low, float high) {
   std::uint16_t d;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(high), "f"(low));
+  return d;
+}
+/// The values of two E4M3 codes.
+__device__ __forceinline__ Half2 unpack_e4m3x2(std::uint32_t codes) {
+  Half2 d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(static_cast<std::uint16_t>(codes)));
   return d;
 }
 /// 2^x, approximate (2 ulp), subnormal results flushed to 0.

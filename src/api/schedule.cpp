@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "device/cuda/runtime.hpp"
 #include "grouping/state_fit.hpp"
 #include "grouping/value_rows.hpp"
 #include "vcattn/grouping.hpp"
@@ -35,20 +36,46 @@ GroupingAction GroupingSchedule::decide(std::int64_t step, std::int64_t total_st
   return step % refresh_interval_ == 0 ? GroupingAction::regroup_warm : GroupingAction::reuse;
 }
 
+namespace {
+
+grouping::StatePlace place_of(Call const& call) {
+  if (call.device == Device::cpu) return {};
+  device::cuda::require_device();
+  return {call.device, device::cuda::current_device()};
+}
+
+}  // namespace
+
 std::span<std::int32_t const> GroupingSchedule::permutation(std::int64_t step, std::int64_t total_steps, Key key, TensorView const& v,
-                                                            Options const& options, std::span<std::int32_t const> seqused_k) {
+                                                            Options const& options, std::span<std::int32_t const> seqused_k,
+                                                            Call const& call) {
   GroupingAction const action = decide(step, total_steps, key);
   if (action == GroupingAction::sequence_order) return {};
+  auto const valid_rows = grouping::checked_valid_rows(v, seqused_k);
+  grouping::StatePlace const place = place_of(call);
+  auto const found = entries_.find(key);
+  GroupingState const* const kept = found == entries_.end() ? nullptr : &found->second.state;
   if (action == GroupingAction::reuse) {
-    GroupingState const& state = entries_.at(key).state;
-    grouping::check_state_fits(state, v, grouping::checked_valid_rows(v, seqused_k));
-    return state.permutation;
+    grouping::check_state_fits(*kept, v, valid_rows, place);
+    return kept->permutation_view();
   }
-  GroupingState const* const warm = action == GroupingAction::regroup_warm ? &entries_.at(key).state : nullptr;
-  GroupingState next = group_values(v, options, seqused_k, warm);
+  bool const warm = action == GroupingAction::regroup_warm;
+  if (call.device == Device::cuda && kept != nullptr) {
+    // In place, so that a warm start, and the cold start of another generation, allocate nothing.
+    std::int32_t const clusters = grouping_sizes(v, options, seqused_k, call.device).clusters;
+    if (warm) grouping::check_warm_state(*kept, v, valid_rows, clusters, place);
+    if (warm || (grouping::misfit(*kept, v, valid_rows, place).empty() && kept->clusters == clusters)) {
+      GroupingBuffers buffers = grouping::device_buffers(*kept);
+      if (warm) buffers.warm_centroids = buffers.centroids;
+      group_values(v, options, seqused_k, buffers, call);
+      found->second.last_grouped_step = step;
+      return kept->permutation_view();
+    }
+  }
+  GroupingState next = group_values(v, options, seqused_k, warm ? kept : nullptr, call);
   Entry& entry = entries_[key];
   entry = {std::move(next), step};
-  return entry.state.permutation;
+  return entry.state.permutation_view();
 }
 
 GroupingState const* GroupingSchedule::state(Key key) const {

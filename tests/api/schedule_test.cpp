@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "values.hpp"
+#include "grouping/values.hpp"
 #include "vcattn/grouping.hpp"
 
 namespace vcattn::test {
