@@ -31,9 +31,15 @@ void add_run_options(CLI::App& command, RunArguments& arguments) {
   command.add_option("--set", arguments.overrides, "choices that replace the recipe's own, e.g. expcast=paper,block=64")
       ->type_name("KEY=VALUE,...");
   command.add_flag("--no-check-finite", arguments.no_check_finite, "accept NaN and infinity in the inputs");
-  command.add_option("--device", arguments.device, "where attention runs: cpu (default) or cuda; all else is the CPU's")
-      ->type_name("cpu|cuda");
+  command.add_option("--device", arguments.device, "where it runs: cpu (default) or cuda, on the current GPU")->type_name("cpu|cuda");
   add_threads_option(command, arguments.threads);
+}
+
+void add_prepare_on_option(CLI::App& command, RunArguments& arguments) {
+  command
+      .add_option("--prepare-on", arguments.prepare_on,
+                  "with --device cuda, where grouping and preparation run: cuda (default), or cpu with a copy to the GPU before attention")
+      ->type_name("cpu|cuda");
 }
 
 void add_threads_option(CLI::App& command, std::string& threads) {
@@ -55,11 +61,17 @@ Layout parse_layout(std::string_view text) {
   throw Error(ErrorCode::invalid_argument, fmt::format("--layout: nhd or hnd required, got '{}'", text));
 }
 
-Device parse_device(std::string_view text) {
+namespace {
+
+Device parse_device_of(std::string_view option, std::string_view text) {
   if (text == "cpu") return Device::cpu;
   if (text == "cuda") return Device::cuda;
-  throw Error(ErrorCode::invalid_argument, fmt::format("--device: cpu or cuda required, got '{}'", text));
+  throw Error(ErrorCode::invalid_argument, fmt::format("{}: cpu or cuda required, got '{}'", option, text));
 }
+
+}  // namespace
+
+Device parse_device(std::string_view text) { return parse_device_of("--device", text); }
 
 Device usable_device(std::string_view text) {
   Device const device = parse_device(text);
@@ -67,6 +79,23 @@ Device usable_device(std::string_view text) {
     if (std::string const reason = cuda_unavailable_reason(); !reason.empty()) throw Error(ErrorCode::unsupported, reason);
   }
   return device;
+}
+
+Devices parse_devices(RunArguments const& arguments) {
+  Device const device = parse_device(arguments.device);
+  if (arguments.prepare_on.empty()) return {device, device};
+  Devices const devices{device, parse_device_of("--prepare-on", arguments.prepare_on)};
+  if (devices.attention == Device::cpu && devices.preparation == Device::cuda) {
+    throw Error(ErrorCode::invalid_argument,
+                "--prepare-on: cpu required with --device cpu, got 'cuda'; use --device cuda, or leave it out");
+  }
+  return devices;
+}
+
+Devices usable_devices(RunArguments const& arguments) {
+  Devices const devices = parse_devices(arguments);
+  usable_device(arguments.device);
+  return devices;
 }
 
 std::vector<Recipe> parse_recipes(std::string_view text) {
@@ -79,7 +108,7 @@ std::vector<Recipe> parse_recipes(std::string_view text) {
 
 Options resolve_options(Recipe recipe, RunArguments const& arguments) {
   Options options = recipe_options(recipe);
-  options.check_finite = !arguments.no_check_finite;
+  options.check_finite = !arguments.no_check_finite && parse_devices(arguments).preparation == Device::cpu;
   options.num_threads = parse_threads(arguments.threads);
   if (!arguments.overrides.empty()) set_options(options, arguments.overrides);
   return options;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "devices.hpp"
 #include "io/atomic_file.hpp"
 #include "vcattn/attention.hpp"
 #include "vcattn/options.hpp"
@@ -37,6 +38,7 @@ struct RunArguments {
   std::string overrides;
   std::string threads = "0";
   std::string device = "cpu";
+  std::string prepare_on;  ///< as `device` where empty
   bool no_check_finite = false;
 };
 
@@ -51,6 +53,7 @@ struct JsonArgument {
 
 void add_input_options(CLI::App& command, InputArguments& arguments);
 void add_run_options(CLI::App& command, RunArguments& arguments);
+void add_prepare_on_option(CLI::App& command, RunArguments& arguments);
 void add_threads_option(CLI::App& command, std::string& threads);
 void add_json_option(CLI::App& command, JsonArgument& argument);
 
@@ -61,10 +64,16 @@ Device parse_device(std::string_view text);
 /// parse_device() of a device that can be used here, asked before any work. Errors: also ErrorCode::unsupported, with the reason.
 Device usable_device(std::string_view text);
 
+/// --device and --prepare-on. Errors: invalid_argument, also for preparation on a GPU with attention on the CPU.
+Devices parse_devices(RunArguments const& arguments);
+/// The same of devices that can be used here.
+Devices usable_devices(RunArguments const& arguments);
+
 /// Comma-separated recipe names; empty: all.
 std::vector<Recipe> parse_recipes(std::string_view text);
 
-/// A recipe's options with --set, --threads and --no-check-finite applied. Errors: ErrorCode::invalid_argument.
+/// A recipe's options with --set, --threads and --no-check-finite applied. Preparation on a GPU does not look for NaN and infinity: there
+/// the command does, in the host's copy. Errors: ErrorCode::invalid_argument.
 Options resolve_options(Recipe recipe, RunArguments const& arguments);
 
 /// describe_options() as a JSON object.

@@ -9,13 +9,15 @@
 
 namespace vcattn::cli {
 
-Run run_recipe(Problem const& problem, Options const& options, Device device) {
+Run run_recipe(Problem const& problem, Options const& options, Devices devices) {
   Run run;
-  AttentionRun attention(problem, options, device, output_view(problem.q, run.output));
-  if (device == Device::cuda) attention.attend();
-  run.seconds = {attention.prepare_seconds(), attention.attend()};
-  attention.fetch();
-  run.value_energy_removed = attention.value_energy_removed();
+  AttentionRun stages(problem, options, devices, output_view(problem.q, run.output));
+  run.seconds.prepare = stages.prepare();
+  if (devices.preparation == Device::cuda) run.seconds.prepare = stages.prepare();
+  run.seconds.attention = stages.attention();
+  if (devices.attention == Device::cuda) run.seconds.attention = stages.attention();
+  stages.fetch();
+  run.value_energy_removed = stages.value_energy_removed();
   return run;
 }
 
@@ -60,19 +62,19 @@ std::vector<float> sample_rows(std::vector<float> const& output, Problem const& 
   return rows;
 }
 
-void check_support(RecipeResult& result, Problem const& problem, Device device, bool named) {
-  Support const support = supports(problem, result.options, device);
+void check_support(RecipeResult& result, Problem const& problem, Devices devices, bool named) {
+  Support const support = run_support(problem, result.options, devices);
   if (support.ok) return;
   result.error = support.reason;
-  if (named && device == Device::cuda) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} is {}; leave it out of --recipes, or use --device cpu", result.name(), refusal_text(result, device)));
+  if (named && devices.attention == Device::cuda) {
+    throw Error(ErrorCode::unsupported, fmt::format("{} is {}; leave it out of --recipes, or use --device cpu", result.name(),
+                                                    refusal_text(result, devices.attention)));
   }
 }
 
-void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Device device,
+void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Devices devices,
                          bool named, std::string_view what) {
-  for (RecipeResult& result : results) check_support(result, problem, device, named);
+  for (RecipeResult& result : results) check_support(result, problem, devices, named);
   bool const none = std::ranges::none_of(results, [](RecipeResult const& result) { return result.error.empty(); });
   if (none) throw Error(ErrorCode::unsupported, fmt::format("no recipe can serve this {}: {}", what, results.front().get().error));
 }

@@ -15,7 +15,7 @@
 
 namespace vcattn::cli {
 
-/// Seconds of prepare(), which runs on the CPU, and of attention(), on the device that was asked for; copies are in neither.
+/// Seconds of prepare() and attention(), each on the device where it runs; copies are in neither.
 struct RunSeconds {
   double prepare = 0, attention = 0;
   double both() const { return prepare + attention; }
@@ -28,8 +28,8 @@ struct Run {
   double value_energy_removed = std::numeric_limits<double>::quiet_NaN();
 };
 
-/// On a GPU attention runs twice, since the first call includes the loading of the kernel, and the second one is timed.
-Run run_recipe(Problem const& problem, Options const& options, Device device);
+/// On a GPU a stage runs twice, and the second call, when the GPU is warm, is timed.
+Run run_recipe(Problem const& problem, Options const& options, Devices devices);
 
 /// Makes `output` hold FP32 [B, Sq, H, D] for the queries `q`, and gives the view of it.
 MutableTensorView output_view(TensorView const& q, std::vector<float>& output);
@@ -63,13 +63,13 @@ struct RecipeResult {
   std::string name() const { return std::string(recipe_name(recipe)); }
 };
 
-/// Asks supports() and keeps the reason of a refusal in `error`. `named`: the user asked for this recipe by name, and on a GPU would take
-/// the others for what he asked for. Errors: then ErrorCode::unsupported.
-void check_support(RecipeResult& result, Problem const& problem, Device device, bool named);
+/// Asks run_support() and keeps the reason of a refusal in `error`. `named`: the user asked for this recipe by name, and on a GPU would
+/// take the others for what he asked for. Errors: then ErrorCode::unsupported.
+void check_support(RecipeResult& result, Problem const& problem, Devices devices, bool named);
 
 /// check_support() of all, before the long work. what: "case" or "input", for the text. Errors: also ErrorCode::unsupported where none is
 /// served.
-void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Device device,
+void require_any_support(std::vector<std::reference_wrapper<RecipeResult>> const& results, Problem const& problem, Devices devices,
                          bool named, std::string_view what);
 
 /// "not run: " or "not served on cuda: ", and why.

@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "attention_run.hpp"
 #include "io/elements.hpp"
 #include "io/npy.hpp"
 #include "io/safetensors.hpp"
@@ -85,7 +86,7 @@ LoadedProblem::LoadedProblem(InputArguments const& arguments) : layout_(parse_la
   }
   TensorView const v = v_.view(layout_);
   seqused_k_ = parse_seqused(arguments.seqused_k, v);
-  if (!arguments.permutation_file.empty()) permutation_ = load_permutation(arguments.permutation_file, v);
+  if (!arguments.permutation_file.empty()) permutation_ = load_permutation(arguments.permutation_file, v, seqused_k_);
 }
 
 Problem LoadedProblem::problem() const {
@@ -116,7 +117,7 @@ HostTensor load_npy_tensor(std::filesystem::path const& path, Layout layout) {
   return {array.dtype, std::move(array.shape), std::move(array.data)};
 }
 
-std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, TensorView const& v) {
+std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, TensorView const& v, std::span<std::int32_t const> seqused) {
   SafetensorsReader reader(path);
   TensorEntry const& entry = reader.entry("perm");
   std::vector<std::int64_t> const required{v.batch(), v.num_heads(), v.seqlen()};
@@ -133,6 +134,8 @@ std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, Te
   auto const keys = static_cast<std::size_t>(v.seqlen());
   for (std::size_t begin = 0; begin < permutation.size(); begin += keys) {
     std::vector<bool> seen(keys, false);
+    std::size_t const batch = begin / (keys * static_cast<std::size_t>(v.num_heads()));
+    std::size_t const used = seqused.empty() ? keys : static_cast<std::size_t>(seqused[batch]);
     for (std::size_t i = 0; i < keys; ++i) {
       std::int32_t const key = permutation[begin + i];
       if (key < 0 || static_cast<std::size_t>(key) >= keys || seen[static_cast<std::size_t>(key)]) {
@@ -141,6 +144,12 @@ std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, Te
                                 reader.name(), begin / keys, keys - 1, i, key));
       }
       seen[static_cast<std::size_t>(key)] = true;
+      if ((i < used) != (static_cast<std::size_t>(key) < used)) {
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("'{}': row {} of perm must hold the {} valid keys of --seqused-k first, entry {} is {}; make it with the "
+                                "same --seqused-k",
+                                reader.name(), begin / keys, used, i, key));
+      }
     }
   }
   return permutation;
@@ -173,8 +182,14 @@ void require_finite(std::string_view name, TensorView const& tensor, std::span<s
   }
 }
 
-void require_support(Problem const& problem, Options const& options, Device device) {
-  Support const support = supports(problem, options, device);
+void require_finite_problem(Problem const& problem) {
+  require_finite("q", problem.q);
+  require_finite("k", problem.k, problem.seqused_k);
+  require_finite("v", problem.v, problem.seqused_k);
+}
+
+void require_support(Problem const& problem, Options const& options, Devices devices) {
+  Support const support = run_support(problem, options, devices);
   if (!support.ok) throw Error(ErrorCode::unsupported, support.reason);
 }
 

@@ -50,8 +50,9 @@ HostTensor load_safetensors_tensor(std::filesystem::path const& path, std::strin
 /// A .npy array brought to 4-D: [S, D] is one head, [S, H, D] one batch entry ([H, S, D] with Layout::hnd). Errors: ErrorCode::io.
 HostTensor load_npy_tensor(std::filesystem::path const& path, Layout layout);
 
-/// int32 [B, Hkv, Sk], for values of the shape of `v`. Errors: ErrorCode::io, invalid_argument where it is no permutation or does not fit.
-std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, TensorView const& v);
+/// int32 [B, Hkv, Sk], for values of the shape of `v`, valid keys in front (seqused: of each batch entry; empty: all). Errors:
+/// ErrorCode::io, invalid_argument where it is no permutation or does not fit.
+std::vector<std::int32_t> load_permutation(std::filesystem::path const& path, TensorView const& v, std::span<std::int32_t const> seqused);
 
 /// Valid keys of each batch entry; empty text: none given. Errors: invalid_argument.
 std::vector<std::int32_t> parse_seqused(std::string_view text, TensorView const& v);
@@ -60,8 +61,11 @@ std::vector<std::int32_t> parse_seqused(std::string_view text, TensorView const&
 /// seqused: valid rows of each batch entry; empty: all.
 void require_finite(std::string_view name, TensorView const& tensor, std::span<std::int32_t const> seqused = {});
 
-/// Throws what supports() answers for a problem that cannot be served.
-void require_support(Problem const& problem, Options const& options, Device device);
+/// require_finite() of what a problem reads of q, k and v.
+void require_finite_problem(Problem const& problem);
+
+/// Throws what run_support() answers for a problem that cannot be served.
+void require_support(Problem const& problem, Options const& options, Devices devices);
 
 /// Safetensors word of an element type.
 std::string safetensors_dtype(DType dtype);

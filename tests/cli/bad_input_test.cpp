@@ -208,6 +208,13 @@ TEST_F(BadInput, OptionValues) {
   expect_refusal({"attend", good_, "-o", out, "--layout", "dhn"}, "--layout");
   expect_refusal({"attend", good_, "-o", out, "--out-dtype", "f8"}, "--out-dtype");
   expect_refusal({"attend", good_, "-o", out, "--device", "tpu"}, "--device");
+  expect_refusal({"attend", good_, "-o", out, "--prepare-on", "tpu"}, "--prepare-on");
+  for (std::string const command : {"attend", "compare", "bench"}) {
+    std::vector<std::string> arguments{command, "--device", "cpu", "--prepare-on", "cuda"};
+    if (command != "bench") arguments.push_back(good_);
+    if (command == "attend") arguments.insert(arguments.end(), {"-o", out});
+    expect_refusal(arguments, "--prepare-on: cpu required with --device cpu");
+  }
   expect_refusal({"attend", good_, "-o", out, "--threads", "many"}, "--threads");
   expect_refusal({"attend", good_, "-o", out, "--threads", "-1"}, "--threads");
   expect_refusal({"attend", good_, "-o", out, "--set", "expcast=three_line"}, "three_line");
@@ -238,6 +245,8 @@ TEST_F(BadInput, CudaWithoutAUsableGpu) {
   HiddenGpus const hidden;
   for (std::string const& input : {good_, file("absent")}) {  // before any work: not even the input is opened
     expect_refusal({"attend", input, "-o", file("out"), "--device", "cuda"}, "use device cpu");
+    expect_refusal({"attend", input, "-o", file("out"), "--device", "cuda", "--prepare-on", "cpu"}, "use device cpu");
+    expect_refusal({"group", input, "-o", file("out"), "--device", "cuda"}, "use device cpu");
     expect_refusal({"compare", input, "--device", "cuda"}, "use device cpu");
     expect_refusal({"compare", input, "--device", "cuda", "--recipes", "exact", "--html", file("h"), "--json", file("j")},
                    "use device cpu");
@@ -247,10 +256,7 @@ TEST_F(BadInput, CudaWithoutAUsableGpu) {
   expect_refusal({"bench", "--device", "cuda", "--shape", "4096,1048576,1048576,64,128", "--json", file("j")}, "use device cpu");
 }
 
-TEST_F(BadInput, DevicesOfGroup) {
-  expect_refusal({"group", good_, "-o", file("out"), "--device", "cuda"}, "--device: cpu required");
-  expect_refusal({"group", good_, "-o", file("out"), "--device", "tpu"}, "--device");
-}
+TEST_F(BadInput, DevicesOfGroup) { expect_refusal({"group", good_, "-o", file("out"), "--device", "tpu"}, "--device"); }
 
 TEST_F(BadInput, OptionNames) {
   expect_refusal({}, "subcommand is required");
@@ -288,7 +294,7 @@ TEST_F(BadInput, Permutations) {
   write_permutation(file("perm"), {1, 2, 72}, both);
   std::vector<std::int32_t> reversed(both.rbegin(), both.rend());
   write_permutation(file("perm"), {1, 2, 72}, reversed);  // padding would come first
-  expect_refusal({"attend", good_, "-o", file("out"), "--perm", file("perm"), "--seqused-k", "40"}, "");
+  expect_refusal({"attend", good_, "-o", file("out"), "--perm", file("perm"), "--seqused-k", "40"}, "40 valid keys");
 }
 
 TEST_F(BadInput, NpyFiles) {

@@ -45,12 +45,13 @@ void run_attend(AttendArguments const& arguments) {
                          arguments.input.named_paths());
   Recipe const recipe = arguments.recipe.empty() ? Options{}.recipe : parse_recipe(arguments.recipe);
   Options const options = resolve_options(recipe, arguments.run);
-  Device const device = usable_device(arguments.run.device);
+  Devices const devices = usable_devices(arguments.run);
   LoadedProblem const loaded(arguments.input);
   Problem const problem = loaded.problem();
   TensorView const& q = problem.q;
   DType const dtype = parse_out_dtype(arguments.out_dtype, q.dtype);
-  require_support(problem, options, device);
+  require_support(problem, options, devices);
+  if (devices.preparation == Device::cuda && !arguments.run.no_check_finite) require_finite_problem(problem);
 
   std::map<std::string, std::string> const metadata{{"recipe", std::string(recipe_name(recipe))}, {"vcattn", VCATTN_VERSION_STRING}};
   SafetensorsWriter writer(arguments.output, output_specs(q, loaded.layout(), dtype, arguments.lse), metadata);
@@ -67,9 +68,14 @@ void run_attend(AttendArguments const& arguments) {
   {
     Progress progress(1);
     progress.update(0, fmt::format("{} {}", recipe_name(recipe), loaded.name()));
-    AttentionRun attention(problem, options, device, {output.data(), o.dtype, o.shape, o.stride}, lse);
-    attention.attend();
-    attention.fetch();
+    AttentionRun run(problem, options, devices, {output.data(), o.dtype, o.shape, o.stride}, lse);
+    if (devices.attention == devices.preparation) {
+      run.attend();
+    } else {
+      run.prepare();
+      run.attention();
+    }
+    run.fetch();
   }
   double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
@@ -83,6 +89,7 @@ void run_attend(AttendArguments const& arguments) {
               {"lse", arguments.lse},
               {"seconds", seconds},
               {"device", arguments.run.device},
+              {"prepared_on", device_name(devices.preparation)},
               {"options", options_json(options)}});
   writer.commit();
   if (!arguments.json.to_stdout()) fmt::print("{}: {} in {:.3f} s -> {}\n", loaded.name(), recipe_name(recipe), seconds, arguments.output);
@@ -100,6 +107,7 @@ void add_attend_command(CLI::App& app) {
   command->add_flag("--lse", arguments->lse, "also write lse [B, H, Sq], natural logarithm");
   command->add_option("--out-dtype", arguments->out_dtype, "element type of o; default that of q")->type_name("f32|f16|bf16");
   add_run_options(*command, arguments->run);
+  add_prepare_on_option(*command, arguments->run);
   add_json_option(*command, arguments->json);
   command->callback([arguments] { run_attend(*arguments); });
 }

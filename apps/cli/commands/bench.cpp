@@ -48,7 +48,7 @@ constexpr std::int64_t kFewestRepeats = 3;
 constexpr std::int64_t kMostRepeats = 10;
 constexpr double kEnoughSeconds = 5.0;          // no further repeat after this many seconds, where --repeats is not given
 constexpr std::int64_t kGpuRepeats = 20;        // where --repeats is not given
-constexpr double kGpuSampleSeconds = 0.02;      // calls fill a sample of about this length, so that launching them does not show
+constexpr double kGpuSampleSeconds = 0.02;      // calls fill a sample of about this length, so that the timer does not show
 constexpr std::int64_t kMostGpuCalls = 1000;    // in one sample
 constexpr std::int64_t kAccuracyQueries = 256;  // query rows per head that are compared with exact attention
 constexpr std::uint64_t kInputSeed = 20260915;
@@ -94,10 +94,15 @@ HostTensor random_tensor(Shape const& shape, std::int64_t seqlen, std::uint64_t 
   return tensor;
 }
 
-/// Seconds of each repeat. On a GPU only attention is timed.
+/// Seconds of each repeat.
+struct Scope {
+  std::vector<double> seconds;
+  std::int64_t calls = 1;  ///< whose mean each sample is
+};
+
+/// total: the complete call, on a GPU in one piece. It and preparation are empty where that is on the CPU and attention on a GPU.
 struct Samples {
-  std::vector<double> prepare, attention, total;
-  std::int64_t attention_calls = 1;  ///< whose mean each sample of attention is
+  Scope prepare, attention, total;
 };
 
 double median(std::vector<double> values) {
@@ -115,30 +120,47 @@ double operations(Shape const& shape) {
 /// Repeats preparation and attention and gives the last output. The first run, which warms caches and threads, is not among the samples.
 std::vector<float> time_on_cpu(Problem const& problem, Options const& options, std::int64_t repeats, Samples& samples) {
   std::int64_t const most = repeats != 0 ? repeats : kMostRepeats;
-  std::vector<float> output = run_recipe(problem, options, Device::cpu).output;
+  std::vector<float> output = run_recipe(problem, options, {}).output;
   double spent = 0;
   for (std::int64_t i = 0; i < most; ++i) {
     if (repeats == 0 && i >= kFewestRepeats && spent > kEnoughSeconds) break;
-    Run run = run_recipe(problem, options, Device::cpu);
-    samples.prepare.push_back(run.seconds.prepare);
-    samples.attention.push_back(run.seconds.attention);
-    samples.total.push_back(run.seconds.both());
+    Run run = run_recipe(problem, options, {});
+    samples.prepare.seconds.push_back(run.seconds.prepare);
+    samples.attention.seconds.push_back(run.seconds.attention);
+    samples.total.seconds.push_back(run.seconds.both());
     spent += run.seconds.both();
     output = std::move(run.output);
   }
   return output;
 }
 
-/// Prepares once, repeats attention and gives the last output. Two calls come before the samples: the first one loads the kernel, the
-/// second one says how many calls make a sample.
-std::vector<float> time_on_gpu(Problem const& problem, Options const& options, std::int64_t repeats, Samples& samples) {
+/// How many calls make a sample, told by the second of two calls: the first one warms the GPU.
+template <typename Stage>
+std::int64_t calls_per_sample(Stage const& stage) {
+  stage(1);
+  return static_cast<std::int64_t>(
+      std::ceil(kGpuSampleSeconds / std::max(stage(1), kGpuSampleSeconds / static_cast<double>(kMostGpuCalls))));
+}
+
+/// Repeats the stages and gives the last output.
+std::vector<float> time_on_gpu(Problem const& problem, Options const& options, Devices devices, std::int64_t repeats, Samples& samples) {
   std::vector<float> output;
-  AttentionRun run(problem, options, Device::cuda, output_view(problem.q, output));
-  run.attend();
-  double const calls = std::ceil(kGpuSampleSeconds / std::max(run.attend(), kGpuSampleSeconds / static_cast<double>(kMostGpuCalls)));
-  samples.attention_calls = static_cast<std::int64_t>(calls);
-  for (std::int64_t i = 0; i < (repeats != 0 ? repeats : kGpuRepeats); ++i)
-    samples.attention.push_back(run.attend(samples.attention_calls));
+  AttentionRun run(problem, options, devices, output_view(problem.q, output));
+  auto const prepare = [&](std::int64_t calls) { return run.prepare(calls); };
+  auto const attention = [&](std::int64_t calls) { return run.attention(calls); };
+  auto const attend = [&](std::int64_t calls) { return run.attend(calls); };
+  bool const complete = devices.preparation == Device::cuda;
+  run.prepare();
+  samples.attention.calls = calls_per_sample(attention);
+  if (complete) {
+    samples.prepare.calls = calls_per_sample(prepare);
+    samples.total.calls = calls_per_sample(attend);
+  }
+  for (std::int64_t i = 0; i < (repeats != 0 ? repeats : kGpuRepeats); ++i) {
+    if (complete) samples.prepare.seconds.push_back(prepare(samples.prepare.calls));
+    samples.attention.seconds.push_back(attention(samples.attention.calls));
+    if (complete) samples.total.seconds.push_back(attend(samples.total.calls));
+  }
   run.fetch();
   return output;
 }
@@ -154,16 +176,19 @@ ordered_json measurement_json(Measurement const& measurement, Shape const& shape
     record["error"] = measurement.result.error;
     return record;
   }
-  auto const scope = [&](std::vector<double> const& seconds) {
-    return ordered_json{
-        {"median_seconds", median(seconds)}, {"tflops", operations(shape) / median(seconds) * 1e-12}, {"samples_seconds", seconds}};
+  auto const scope_json = [](Scope const& scope) {
+    return ordered_json{{"median_seconds", median(scope.seconds)}, {"samples_seconds", scope.seconds}, {"calls_per_sample", scope.calls}};
+  };
+  auto const scope_with_speed = [&](Scope const& scope) {
+    ordered_json figures = scope_json(scope);
+    figures["tflops"] = operations(shape) / median(scope.seconds) * 1e-12;
+    return figures;
   };
   Samples const& samples = measurement.samples;
-  record["attention"] = scope(samples.attention);
-  record["attention"]["calls_per_sample"] = samples.attention_calls;
-  if (!samples.total.empty()) {
-    record["prepare+attention"] = scope(samples.total);
-    record["prepare"] = {{"median_seconds", median(samples.prepare)}, {"samples_seconds", samples.prepare}};
+  record["attention"] = scope_with_speed(samples.attention);
+  if (!samples.total.seconds.empty()) {
+    record["prepare+attention"] = scope_with_speed(samples.total);
+    record["prepare"] = scope_json(samples.prepare);
   }
   add_error_figures(record, measurement.result);
   record["options"] = options_json(measurement.result.options);
@@ -185,6 +210,7 @@ ordered_json conditions_json(Case const& chosen, BenchArguments const& arguments
       {"accuracy", fmt::format("output of the last repeat against exact attention in FP64, at most {} evenly spaced query rows per head",
                                kAccuracyQueries)},
       {"device", arguments.run.device},
+      {"prepared_on", device_name(parse_devices(arguments.run).preparation)},
       {"version", info.version},
       {"compiler", info.compiler},
       {"cpu_model", info.cpu_model},
@@ -200,16 +226,19 @@ void print_measurement(Measurement const& measurement, Shape const& shape, Devic
     fmt::print("{:<10} {}\n", result.name(), one_line(refusal_text(result, device)));
     return;
   }
-  double const attention = median(measurement.samples.attention);
+  Samples const& samples = measurement.samples;
+  double const attention = median(samples.attention.seconds);
+  double const tera = operations(shape) / attention * 1e-12;
+  std::string const error = percent(pooled(result.heads).rel_l2());
+  std::size_t const repeats = samples.attention.seconds.size();
   if (device == Device::cuda) {
-    fmt::print("{:<10} {:>7} {:>13.4f} {:>9.1f} {:>11}\n", result.name(), measurement.samples.attention.size(), 1e3 * attention,
-               operations(shape) / attention * 1e-12, percent(pooled(result.heads).rel_l2()));
+    auto const ms = [](Scope const& scope) { return scope.seconds.empty() ? "-" : fmt::format("{:.4f}", 1e3 * median(scope.seconds)); };
+    fmt::print("{:<10} {:>7} {:>11} {:>13} {:>11} {:>9.1f} {:>11}\n", result.name(), repeats, ms(samples.prepare), ms(samples.attention),
+               ms(samples.total), tera, error);
     return;
   }
-  double const total = median(measurement.samples.total);
-  fmt::print("{:<10} {:>7} {:>11.4f} {:>11.4f} {:>11.4f} {:>9.4f} {:>11}\n", result.name(), measurement.samples.total.size(),
-             median(measurement.samples.prepare), attention, total, operations(shape) / attention * 1e-12,
-             percent(pooled(result.heads).rel_l2()));
+  fmt::print("{:<10} {:>7} {:>11.4f} {:>11.4f} {:>11.4f} {:>9.4f} {:>11}\n", result.name(), repeats, median(samples.prepare.seconds),
+             attention, median(samples.total.seconds), tera, error);
 }
 
 void list_cases(JsonArgument const& argument) {
@@ -234,8 +263,11 @@ void measure(Measurement& measurement, Problem const& problem, BenchArguments co
              std::vector<float> const& reference) {
   RecipeResult& result = measurement.result;
   if (!result.error.empty()) return;
-  auto const time = parse_device(arguments.run.device) == Device::cuda ? time_on_gpu : time_on_cpu;
-  std::vector<float> const output = time(problem, result.options, parse_repeats(arguments), measurement.samples);
+  Devices const devices = parse_devices(arguments.run);
+  std::int64_t const repeats = parse_repeats(arguments);
+  std::vector<float> const output = devices.attention == Device::cuda
+                                        ? time_on_gpu(problem, result.options, devices, repeats, measurement.samples)
+                                        : time_on_cpu(problem, result.options, repeats, measurement.samples);
   result.heads = error_per_head(sample_rows(output, problem, sample), reference, problem.q.batch(), sample.count, problem.q.num_heads(),
                                 problem.q.head_dim());
 }
@@ -255,9 +287,10 @@ std::vector<Measurement> planned_measurements(BenchArguments const& arguments) {
 void print_measurements(std::vector<Measurement> const& measurements, Shape const& shape, ordered_json const& conditions, Device device) {
   auto const text = [&conditions](char const* key) { return conditions.at(key).get<std::string>(); };
   if (device == Device::cuda) {
-    fmt::print("{} on {}; medians of attention on prepared tensors; rel_l2 on at most {} query rows per head\n", text("case"),
+    fmt::print("{} on {}; medians, TFLOP/s of attention alone; rel_l2 on at most {} query rows per head\n", text("case"),
                text("cuda_device"), kAccuracyQueries);
-    fmt::print("{:<10} {:>7} {:>13} {:>9} {:>11}\n", "recipe", "repeats", "attention ms", "TFLOP/s", "rel_l2");
+    fmt::print("{:<10} {:>7} {:>11} {:>13} {:>11} {:>9} {:>11}\n", "recipe", "repeats", "prepare ms", "attention ms", "both ms", "TFLOP/s",
+               "rel_l2");
   } else {
     fmt::print("{} on {} ({}), {} threads; medians in seconds; rel_l2 on at most {} query rows per head\n", text("case"), text("cpu_model"),
                text("isa"), conditions.at("threads").get<int>(), kAccuracyQueries);
@@ -273,7 +306,7 @@ void run_bench(BenchArguments const& arguments) {
   Shape const& shape = chosen.shape;
   std::vector<Measurement> measurements = planned_measurements(arguments);
   parse_repeats(arguments);
-  Device const device = usable_device(arguments.run.device);
+  Devices const devices = usable_devices(arguments.run);
   JsonSink json(arguments.json);
   HostTensor const q = random_tensor(shape, shape.seqlen_q, 0);
   HostTensor const k = random_tensor(shape, shape.seqlen_kv, 1);
@@ -283,17 +316,17 @@ void run_bench(BenchArguments const& arguments) {
   problem.k = k.view(Layout::nhd);
   problem.v = v.view(Layout::nhd);
   Options const exact = exact_options(arguments.run);
-  require_support(problem, exact, Device::cpu);
+  require_support(problem, exact, {});
   std::vector<std::reference_wrapper<RecipeResult>> results;
   for (Measurement& measurement : measurements) results.emplace_back(measurement.result);
-  require_any_support(results, problem, device, !arguments.recipes.empty(), "case");
+  require_any_support(results, problem, devices, !arguments.recipes.empty(), "case");
   {
     Progress progress(static_cast<std::int64_t>(measurements.size()) + 1);
     progress.update(0, "exact reference in FP64");
     QuerySample const sample = evenly_spaced(shape.seqlen_q, kAccuracyQueries);
     Problem sampled = problem;
     sampled.q = sample_queries(problem.q, sample);
-    std::vector<float> const reference = run_recipe(sampled, exact, Device::cpu).output;
+    std::vector<float> const reference = run_recipe(sampled, exact, {}).output;
     for (std::size_t i = 0; i < measurements.size(); ++i) {
       progress.update(static_cast<std::int64_t>(i) + 1, measurements[i].result.name());
       measure(measurements[i], problem, arguments, sample, reference);
@@ -304,7 +337,7 @@ void run_bench(BenchArguments const& arguments) {
   for (Measurement const& measurement : measurements) record["results"].push_back(measurement_json(measurement, shape));
   json.write(record);
   if (arguments.json.to_stdout()) return;
-  print_measurements(measurements, shape, record, device);
+  print_measurements(measurements, shape, record, devices.attention);
 }
 
 }  // namespace
@@ -318,6 +351,7 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--recipes", arguments->recipes, "recipes to run; default exact,vc8-paper,vc8,vc8s")->type_name("A,B,...");
   command->add_option("--repeats", arguments->repeats, "timed repeats; default 3 to 10, as time allows, on a GPU 20")->type_name("N");
   add_run_options(*command, arguments->run);
+  add_prepare_on_option(*command, arguments->run);
   add_json_option(*command, arguments->json);
   command->callback([arguments] { run_bench(*arguments); });
 }

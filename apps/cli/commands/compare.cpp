@@ -26,16 +26,16 @@ struct CompareArguments {
   std::string recipes, queries = "0", html;
 };
 
-void evaluate(RecipeResult& result, Problem const& problem, Device device, std::vector<float> const& reference) {
+void evaluate(RecipeResult& result, Problem const& problem, Devices devices, std::vector<float> const& reference) {
   if (!result.error.empty()) return;
-  Run const run = run_recipe(problem, result.options, device);
+  Run const run = run_recipe(problem, result.options, devices);
   result.seconds = run.seconds;
   result.value_energy_removed = run.value_energy_removed;
   TensorView const& q = problem.q;
   result.heads = error_per_head(run.output, reference, q.batch(), q.seqlen(), q.num_heads(), q.head_dim());
 }
 
-ordered_json result_json(RecipeResult const& result, std::string const& device) {
+ordered_json result_json(RecipeResult const& result, RunArguments const& run) {
   bool const failed = !result.error.empty();
   ordered_json record{{"recipe", result.name()}};
   add_error_figures(record, result);
@@ -47,7 +47,8 @@ ordered_json result_json(RecipeResult const& result, std::string const& device) 
   ordered_json per_head = ordered_json::array();
   for (ErrorSums const& head : result.heads) per_head.push_back(head.rel_l2());
   record["rel_l2_per_head"] = failed ? ordered_json() : per_head;
-  record["device"] = device;
+  record["device"] = run.device;
+  record["prepared_on"] = device_name(parse_devices(run).preparation);
   record["options"] = options_json(result.options);
   if (failed) record["error"] = result.error;
   return record;
@@ -85,7 +86,7 @@ std::vector<RecipeResult> planned_results(CompareArguments const& arguments) {
 void run_compare(CompareArguments const& arguments) {
   require_distinct_paths(std::vector<NamedPath>{arguments.json.named_path(), {"--html", arguments.html}}, arguments.input.named_paths());
   std::vector<RecipeResult> results = planned_results(arguments);
-  Device const device = usable_device(arguments.run.device);
+  Devices const devices = usable_devices(arguments.run);
   std::int64_t const queries = parse_integer("--queries", arguments.queries, 0, std::int64_t{1} << 40);
   LoadedProblem const loaded(arguments.input);
   Problem problem = loaded.problem();
@@ -95,8 +96,8 @@ void run_compare(CompareArguments const& arguments) {
   problem.q = sample_queries(problem.q, evenly_spaced(problem.q.seqlen(), queries));
 
   Options const exact = exact_options(arguments.run);
-  require_support(problem, exact, Device::cpu);
-  require_any_support({results.begin(), results.end()}, problem, device, !arguments.recipes.empty(), "input");
+  require_support(problem, exact, {});
+  require_any_support({results.begin(), results.end()}, problem, devices, !arguments.recipes.empty(), "input");
   JsonSink json(arguments.json);
   std::optional<AtomicFile> html_file;
   if (!arguments.html.empty()) html_file.emplace(arguments.html);
@@ -104,24 +105,24 @@ void run_compare(CompareArguments const& arguments) {
     auto const steps = static_cast<std::int64_t>(results.size()) + 1;
     Progress progress(steps);
     progress.update(0, "exact reference in FP64");
-    std::vector<float> const reference = run_recipe(problem, exact, Device::cpu).output;
+    std::vector<float> const reference = run_recipe(problem, exact, {}).output;
     for (std::size_t i = 0; i < results.size(); ++i) {
       progress.update(static_cast<std::int64_t>(i) + 1, results[i].name());
-      evaluate(results[i], problem, device, reference);
+      evaluate(results[i], problem, devices, reference);
     }
   }
 
   ordered_json record{{"input", loaded.name()}, {"shape", shape}};
-  if (device == Device::cuda) record["cuda_device"] = cuda_device_description();
+  if (devices.attention == Device::cuda) record["cuda_device"] = cuda_device_description();
   if (problem.q.seqlen() != shape["seqlen_q"]) record["queries"] = problem.q.seqlen();
   record["results"] = ordered_json::array();
-  for (RecipeResult const& result : results) record["results"].push_back(result_json(result, arguments.run.device));
+  for (RecipeResult const& result : results) record["results"].push_back(result_json(result, arguments.run));
   if (html_file) {
     html_file->write(comparison_page(loaded.name(), problem, shape, results, arguments.run));
     html_file->commit();
   }
   json.write(record);
-  if (!arguments.json.to_stdout()) print_table(results, device);
+  if (!arguments.json.to_stdout()) print_table(results, devices.attention);
 }
 
 }  // namespace
@@ -134,6 +135,7 @@ void add_compare_command(CLI::App& app) {
   command->add_option("--queries", arguments->queries, "only N evenly spaced query rows per head, for a quick look")->type_name("N");
   command->add_option("--html", arguments->html, "self-contained page with table and figures")->type_name("F.html");
   add_run_options(*command, arguments->run);
+  add_prepare_on_option(*command, arguments->run);
   add_json_option(*command, arguments->json);
   command->callback([arguments] { run_compare(*arguments); });
 }

@@ -13,6 +13,7 @@
 #include "io/safetensors.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
+#include "vcattn/cuda.hpp"
 #include "vcattn/grouping.hpp"
 #include "vcattn/version.hpp"
 
@@ -61,14 +62,44 @@ void require_groupable(TensorView const& v) {
                   kMostHeads, v.batch(), v.seqlen(), v.num_heads(), v.head_dim()));
 }
 
+struct Grouped {
+  std::vector<std::int32_t> permutation;
+  std::int32_t clusters = 0;
+  double seconds = 0;
+};
+
+Grouped group_on_cpu(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k) {
+  auto const start = std::chrono::steady_clock::now();
+  GroupingState state = group_values(v, options, seqused_k);
+  double const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {std::move(state.permutation), state.clusters, seconds};
+}
+
+/// v: contiguous, in host memory. Copies are not in the seconds.
+Grouped group_on_gpu(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k) {
+  GroupingSizes const sizes = grouping_sizes(v, options, seqused_k, Device::cuda);
+  load_cuda_kernels();
+  CudaBuffer values(static_cast<std::size_t>(v.batch() * v.num_heads() * v.seqlen() * v.head_dim() * dtype_bytes(v.dtype)));
+  CudaBuffer workspace(sizes.workspace_bytes);
+  CudaBuffer permutation(sizes.permutation * sizeof(std::int32_t));
+  values.upload(v.data, values.size());
+  TensorView on_gpu = v;
+  on_gpu.data = values.data();
+  Call const call{Device::cuda, nullptr, {static_cast<std::byte*>(workspace.data()), workspace.size()}};
+  CudaTimer timer;
+  timer.start();
+  group_values(on_gpu, options, seqused_k, {{static_cast<std::int32_t*>(permutation.data()), sizes.permutation}, {}}, call);
+  Grouped result{std::vector<std::int32_t>(sizes.permutation), sizes.clusters, timer.stop_ms() * 1e-3};
+  permutation.download(result.permutation.data(), permutation.size());
+  return result;
+}
+
 void run_group(GroupArguments const& arguments) {
   require_distinct_paths(std::vector<NamedPath>{{"--output", arguments.output}, arguments.json.named_path()},
                          std::vector<NamedPath>{{"the input", arguments.file}, {"--v", arguments.v_file}});
   Options const options = grouping_options(arguments.run);
   validate_options(options);
-  if (parse_device(arguments.run.device) != Device::cpu) {
-    throw Error(ErrorCode::unsupported, "--device: cpu required, since grouping runs there, got 'cuda'; leave it out");
-  }
+  Device const device = usable_device(arguments.run.device);
   Layout const layout = parse_layout(arguments.layout);
   HostTensor const tensor = load_values(arguments, layout);
   TensorView const v = tensor.view(layout);
@@ -81,26 +112,23 @@ void run_group(GroupArguments const& arguments) {
   SafetensorsWriter writer(arguments.output, specs, metadata);
   JsonSink json(arguments.json);
 
-  GroupingState state;
+  Grouped grouped;
   std::vector<double> before, after;
-  auto const start = std::chrono::steady_clock::now();
-  double seconds = 0;
   {
     Progress progress(1);
     progress.update(0, "k-means");
-    state = group_values(v, options, seqused_k);
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    grouped = device == Device::cuda ? group_on_gpu(v, options, seqused_k) : group_on_cpu(v, options, seqused_k);
     before = value_energy_removed(v, {}, options.v_block, seqused_k);
-    after = value_energy_removed(v, state.permutation, options.v_block, seqused_k);
+    after = value_energy_removed(v, grouped.permutation, options.v_block, seqused_k);
   }
-  writer.append(std::as_bytes(std::span(state.permutation)));
+  writer.append(std::as_bytes(std::span(grouped.permutation)));
   std::string const& input = arguments.file.empty() ? arguments.v_file : arguments.file;
   json.write({{"input", input},
               {"output", arguments.output},
               {"tensor", arguments.tensor},
               {"shape", {{"batch", v.batch()}, {"seqlen_kv", v.seqlen()}, {"num_heads_kv", v.num_heads()}, {"head_dim", v.head_dim()}}},
-              {"clusters", state.clusters},
-              {"seconds", seconds},
+              {"clusters", grouped.clusters},
+              {"seconds", grouped.seconds},
               {"value_energy_removed", {{"sequence", mean(before)}, {"grouped", mean(after)}}},
               {"value_energy_removed_per_head", {{"sequence", before}, {"grouped", after}}},
               {"device", arguments.run.device},
@@ -108,7 +136,8 @@ void run_group(GroupArguments const& arguments) {
   writer.commit();
   if (!arguments.json.to_stdout()) {
     fmt::print("{}: {} clusters, {:.3f} s -> {}\nvalue energy removed by means of {} rows: {} in sequence order, {} grouped\n", input,
-               state.clusters, seconds, arguments.output, options.v_block, fixed_percent(mean(before), 3), fixed_percent(mean(after), 3));
+               grouped.clusters, grouped.seconds, arguments.output, options.v_block, fixed_percent(mean(before), 3),
+               fixed_percent(mean(after), 3));
   }
 }
 

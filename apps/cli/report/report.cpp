@@ -104,7 +104,10 @@ std::string conditions(std::string const& input, Problem const& problem, nlohman
   html += condition("key order", problem.permutation.empty() ? "as each recipe groups" : "given by --perm");
   html += condition("choices replaced by --set", run.overrides.empty() ? "none" : run.overrides);
   html += condition("processor", fmt::format("{}, {}, {} threads", info.cpu_model, info.isa, threads == 0 ? info.num_threads : threads));
-  if (parse_device(run.device) == Device::cuda) html += condition("attention on", cuda_device_description());
+  if (Devices const devices = parse_devices(run); devices.attention == Device::cuda) {
+    html += condition("attention on", cuda_device_description());
+    html += condition("prepared on", devices.preparation == Device::cuda ? "the same GPU" : "the processor");
+  }
   html += condition("software", fmt::format("vcattn {}, {}", info.version, info.compiler));
   return html + "</dl>\n";
 }
