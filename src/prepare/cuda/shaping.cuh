@@ -152,7 +152,7 @@ struct Rounding {
   /// The code in the low bits, those above are of no meaning.
   __device__ __forceinline__ std::uint32_t code(float target, float* value) const {
     if constexpr (kFormat == CodeFormat::nvfp4) {
-      float const x = target * inverse;
+      float const x = inverse == 0.0f ? 0.0f : target * inverse;  // no sign where the scale factor is 0
       core::E2m1Magnitude const magnitude = core::e2m1_magnitude(x);
       *value = copysignf(magnitude.value, x) * factor;
       return (magnitude.code & 7u) | (core::f32_bits(x) >> 28 & 8u);
