@@ -38,7 +38,7 @@ std::string joined(char const* name, std::vector<std::int32_t> const& values) {
 /// Rows that a code which rounds the other way may move farther than the tolerances: keys of a large share, in short rows.
 std::size_t rows_of_another_code(Expected const& expected) {
   std::size_t const rows = expected.lse.size();
-  return expected.exponentials && rows >= 8 ? 1 + rows / 500 : 0;
+  return expected.codes_may_differ && rows >= 8 ? 1 + rows / 500 : 0;
 }
 
 struct SquaredRow {
@@ -88,9 +88,10 @@ void expect_close_lse(std::vector<float> const& lse, Expected const& expected, s
     largest = std::max(largest, error);
     if (error > kLseTolerance) ++beyond;
   }
-  EXPECT_LE(largest, expected.exponentials ? kLseOfAnotherCode : kLseTolerance) << where << " (infinite: NaN or infinity on one side only)";
+  EXPECT_LE(largest, expected.codes_may_differ ? kLseOfAnotherCode : kLseTolerance)
+      << where << " (infinite: NaN or infinity on one side only)";
   EXPECT_LE(beyond, rows_of_another_code(expected)) << where << ": rows whose lse is farther than " << kLseTolerance;
-  Worst::of(expected.exponentials ? "lse with exponentials, nats" : "lse, nats").see(largest, where);
+  Worst::of(expected.codes_may_differ ? "lse where codes may differ, nats" : "lse, nats").see(largest, where);
 }
 
 }  // namespace
@@ -252,7 +253,9 @@ Expected expected_result(Prepared const& prepared) {
   auto const& impl = prepared.impl();
   auto result = reference::tile_ordered_attention(impl.layout, impl.options, impl.slab, impl.varlen, reference::ScoreArithmetic::sm90,
                                                   starts_part(impl));
-  return {std::move(result.o), std::move(result.lse), impl.options.exp_form == ExpForm::exp};
+  // Exponentials are approximate, and sums of E4M3 products with any descale are rounded inside the tensor cores.
+  bool const rounded_scores = impl.options.qk == QkFormat::e4m3 && impl.options.qk_scaling != QkScaling::unit;
+  return {std::move(result.o), std::move(result.lse), rounded_scores || impl.options.exp_form == ExpForm::exp};
 }
 
 double rms_difference(std::vector<double> const& a, std::vector<double> const& b) {

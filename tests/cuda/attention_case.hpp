@@ -49,7 +49,7 @@ struct Case {
 /// What the tile-ordered reference, in the arithmetic of sm_90, makes of the bytes that the device gets.
 struct Expected {
   std::vector<double> o, lse;
-  bool exponentials = false;  // probabilities are rounded from exponentials that may differ in the last bit
+  bool codes_may_differ = false;  // probabilities are rounded from numbers that may differ in the last bit
 };
 Expected expected_result(Prepared const& prepared);
 
