@@ -53,11 +53,14 @@ test-gpu: packages ## build and run the tests that need a CUDA device; prints a 
 	build/cuda/tests/api/vcattn_gpu_c_api_test
 	build/cuda/tests/cli/vcattn_gpu_cli_test
 
-sanitize-gpu: packages ## run the odd-size matrix of the GPU tests under the four tools of compute-sanitizer
+sanitize-gpu: packages ## run small and odd GPU tests under the four tools of compute-sanitizer
 	$(call configure,cuda)
-	$(call build,cuda) --target vcattn_gpu_attention_test
+	$(call build,cuda) --target vcattn_gpu_tests
 	for tool in memcheck racecheck synccheck initcheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 3 build/cuda/tests/cuda/vcattn_gpu_attention_test --gtest_filter='Recipes/*' || exit 1; \
+	  run="compute-sanitizer --tool $$tool --error-exitcode 3 build/cuda/tests/cuda/vcattn_gpu_"; \
+	  $${run}prepare_test --gtest_filter='GpuPrepare.EveryKernel' && \
+	  $${run}grouping_test --gtest_filter='GpuGrouping.Layouts*:GpuGrouping.Segments*' && \
+	  $${run}attention_test --gtest_filter='Recipes/*' || exit 1; \
 	done
 
 bench: packages ## run the benchmarks

@@ -182,7 +182,8 @@ typedef struct vcattn_call {
   uint32_t struct_size;    ///< required
   uint32_t device;         ///< required: VCATTN_CPU or VCATTN_CUDA; then tensors, rotary tables, permutation, storage are device memory
   void* stream;            ///< the pointer that cudaStream_t is, NULL: the default stream; NULL on the CPU
-  void* workspace;         ///< scratch of the call, 256-byte aligned; NULL: allocated inside, on a CUDA device in stream order
+  void* workspace;         ///< scratch of the call, 256-byte aligned; NULL: allocated inside, on a CUDA device in stream order. On the
+                           ///< CPU only vcattn_attend() uses it; vcattn_attention() has an argument of its own, and needs NULL here
   size_t workspace_bytes;  ///< at least vcattn_call_workspace_size(), to group vcattn_group_workspace_size(); 0 with NULL
 } vcattn_call;
 

@@ -148,6 +148,7 @@ std::size_t prepared_size_bytes(Problem const& problem, Options const& options) 
 }
 
 std::size_t workspace_size_bytes(Problem const& problem, Options const& options, Device device) {
+  dispatch::check_device(device);
   dispatch::check_problem(problem, options);
   auto const plan = formats::plan_layout(problem, options);
   if (device == Device::cuda) {
@@ -158,6 +159,7 @@ std::size_t workspace_size_bytes(Problem const& problem, Options const& options,
 }
 
 std::size_t call_workspace_size_bytes(Problem const& problem, Options const& options, Device device) {
+  dispatch::check_device(device);
   dispatch::check_problem(problem, options);
   auto const plan = formats::plan_layout(problem, options);
   if (device == Device::cpu) {
@@ -168,6 +170,7 @@ std::size_t call_workspace_size_bytes(Problem const& problem, Options const& opt
 }
 
 Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage, Call const& call) {
+  dispatch::check_device(call.device);
   dispatch::check_problem(problem, options);
   if (call.device == Device::cuda) return prepare_on_cuda(problem, options, storage, call);
   dispatch::check_permutation(problem);
@@ -191,11 +194,7 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
   bool const varlen = impl.varlen;
   std::int64_t const seqlen_q = varlen ? l.rows_q : l.rows_q / l.batch;
   dispatch::check_output(o, {varlen ? 1 : l.batch, seqlen_q, l.num_heads, l.head_dim});
-  auto const lse_size = static_cast<std::size_t>(l.num_heads * l.rows_q);
-  if (!lse.empty() && lse.size() != lse_size) {
-    throw Error(ErrorCode::invalid_argument, "lse needs " + std::to_string(lse_size) + " floats [B, H, Sq]; got " +
-                                                 std::to_string(lse.size()) + "; pass that many or an empty span");
-  }
+  dispatch::check_lse(lse, l.num_heads * l.rows_q);
   if (impl.device == Device::cuda) {
     dispatch::attention_cuda(impl, o, lse.empty() ? nullptr : lse.data(), workspace, stream);
     return;
@@ -208,7 +207,11 @@ void attention(Prepared const& prepared, MutableTensorView const& o, std::span<f
 
 void attend(Problem const& problem, Options const& options, MutableTensorView const& o, std::span<float> lse, Call const& call) {
   dispatch::check_problem(problem, options);
-  dispatch::check_output(o, problem.q.shape);  // before the work, so that a bad output costs nothing
+  // Before the work, so that a bad output costs nothing.
+  dispatch::check_device(call.device);
+  dispatch::check_output(o, problem.q.shape);
+  dispatch::check_lse(lse, problem.q.batch() * problem.q.num_heads() * problem.q.seqlen());
+  if (call.device == Device::cuda) dispatch::check_results(o, lse.data());
   auto const plan = formats::plan_layout(problem, options);
   if (call.device == Device::cuda) require_no(dispatch::cuda_call_unsupported_reason(problem, options, plan));
   std::size_t const bytes = call_workspace_size_bytes(problem, options, call.device);

@@ -136,7 +136,20 @@ Output to_output(vcattn_output const* in) {
 }
 
 std::vector<Extent> inputs_of(Problem const& p) {
-  return {extent_of(p.q, "problem.q"), extent_of(p.k, "problem.k"), extent_of(p.v, "problem.v")};
+  std::vector<Extent> inputs{extent_of(p.q, "problem.q"),
+                             extent_of(p.k, "problem.k"),
+                             extent_of(p.v, "problem.v"),
+                             extent_of(p.permutation, "problem.permutation"),
+                             extent_of(p.seqused_k, "problem.seqused_k"),
+                             extent_of(p.cu_seqlens_q, "problem.cu_seqlens_q"),
+                             extent_of(p.cu_seqlens_k, "problem.cu_seqlens_k")};
+  constexpr std::int64_t kMaxTable = std::int64_t{1} << 40;  // nonsense beyond that is refused by the C++ API
+  if (p.rope && p.rope->rows > 0 && p.rope->rotary_dim > 0 && p.rope->rows < kMaxTable / p.rope->rotary_dim) {
+    auto const floats = static_cast<std::size_t>(p.rope->rows * (p.rope->rotary_dim / 2));
+    inputs.push_back(extent_of(std::span(p.rope->cos, floats), "problem.rope.cos"));
+    inputs.push_back(extent_of(std::span(p.rope->sin, floats), "problem.rope.sin"));
+  }
+  return inputs;
 }
 
 /// Gives a span to the caller; an empty one as NULL with 0.
@@ -186,10 +199,11 @@ void group(vcattn_grouping const& c, Options const& options, Call const& call) {
   Extent const permutation = extent_of(buffers.permutation, "grouping.permutation");
   Extent const centroids = extent_of(buffers.centroids, "grouping.centroids");
   Extent const warm_centroids = extent_of(buffers.warm_centroids, "grouping.warm_centroids");
-  require_disjoint(permutation, {extent_of_v, centroids, warm_centroids});
-  require_disjoint(centroids, {extent_of_v});
+  Extent const lengths = extent_of(seqused_k, "grouping.seqused_k");
+  require_disjoint(permutation, {extent_of_v, centroids, warm_centroids, lengths});
+  require_disjoint(centroids, {extent_of_v, lengths});
   if (buffers.centroids.data() != buffers.warm_centroids.data()) require_disjoint(centroids, {warm_centroids});
-  require_disjoint(extent_of(call.workspace, "call.workspace"), {extent_of_v, permutation, centroids, warm_centroids});
+  require_disjoint(extent_of(call.workspace, "call.workspace"), {extent_of_v, permutation, centroids, warm_centroids, lengths});
   group_values(v, options, seqused_k, buffers, call);
 }
 
@@ -315,6 +329,7 @@ vcattn_status vcattn_attention(vcattn_prepared const* prepared, vcattn_output co
                                vcattn_call const* call) {
   return guarded([&] {
     Call const where = to_call(call);
+    if (!where.workspace.empty()) reject("call.workspace: NULL required, vcattn_attention() has an argument for it; pass it there");
     vcattn::Prepared const& problem = require(prepared, "prepared").value;
     require_device_of(problem, where.device);
     Output const out = to_output(output);

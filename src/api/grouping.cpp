@@ -11,6 +11,7 @@
 #include "device/cuda/runtime.hpp"
 #include "dispatch/cuda.hpp"
 #include "dispatch/cuda_grouping.hpp"
+#include "dispatch/validate.hpp"
 #include "formats/prepared_layout.hpp"
 #include "grouping/grouping_options.hpp"
 #include "grouping/state_fit.hpp"
@@ -63,6 +64,7 @@ void group_on_cpu(TensorView const& v, Options const& options, std::span<std::in
 }  // namespace
 
 GroupingSizes grouping_sizes(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k, Device device) {
+  dispatch::check_device(device);
   std::vector<std::int32_t> const valid_rows = grouping::checked_valid_rows(v, seqused_k);
   grouping::check_options(options);
   GroupingSizes sizes;
@@ -96,6 +98,7 @@ void group_values(TensorView const& v, Options const& options, std::span<std::in
 
 GroupingState group_values(TensorView const& v, Options const& options, std::span<std::int32_t const> seqused_k, GroupingState const* warm,
                            Call const& call) {
+  dispatch::check_device(call.device);
   if (call.device == Device::cpu) return group_values(v, options, seqused_k, warm);
   GroupingSizes const sizes = grouping_sizes(v, options, seqused_k, call.device);
   std::vector<std::int32_t> const valid_rows = grouping::checked_valid_rows(v, seqused_k);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "device/cuda/runtime.hpp"
+#include "dispatch/validate.hpp"
 #include "grouping/state_fit.hpp"
 #include "grouping/value_rows.hpp"
 #include "vcattn/grouping.hpp"
@@ -49,6 +50,7 @@ grouping::StatePlace place_of(Call const& call) {
 std::span<std::int32_t const> GroupingSchedule::permutation(std::int64_t step, std::int64_t total_steps, Key key, TensorView const& v,
                                                             Options const& options, std::span<std::int32_t const> seqused_k,
                                                             Call const& call) {
+  dispatch::check_device(call.device);
   GroupingAction const action = decide(step, total_steps, key);
   if (action == GroupingAction::sequence_order) return {};
   auto const valid_rows = grouping::checked_valid_rows(v, seqused_k);

@@ -8,6 +8,7 @@
 
 #include "attention/sm90a/attention.hpp"
 #include "device/cuda/runtime.hpp"
+#include "formats/tensor_check.hpp"
 #include "grouping/cuda/group_values.hpp"
 #include "prepare/cuda/prepare.hpp"
 
@@ -53,10 +54,26 @@ std::size_t centroid_bytes(grouping::cuda::DeviceValues const& values, Options c
   return aligned(static_cast<std::size_t>(heads * grouping::cuda::num_clusters(values, options) * values.v.head_dim()) * sizeof(float));
 }
 
+/// What kernels would fault on.
+std::string misaligned_input(Problem const& p) {
+  using formats::misaligned;
+  std::string reason;
+  auto const check = [&](void const* data, std::int64_t element_bytes, char const* name) {
+    if (reason.empty()) reason = misaligned(data, element_bytes, name);
+  };
+  check(p.q.data, dtype_bytes(p.q.dtype), "q");
+  check(p.k.data, dtype_bytes(p.k.dtype), "k");
+  check(p.v.data, dtype_bytes(p.v.dtype), "v");
+  check(p.permutation.data(), sizeof(std::int32_t), "permutation");
+  if (p.rope) check(p.rope->cos, sizeof(float), "rope.cos"), check(p.rope->sin, sizeof(float), "rope.sin");
+  return reason;
+}
+
 }  // namespace
 
 std::string cuda_prepare_unsupported_reason(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
   if (std::string reason = device::cuda::unavailable_reason(); !reason.empty()) return reason;
+  if (std::string reason = misaligned_input(problem); !reason.empty()) return reason;
   if (options.check_finite) {
     return "check_finite=on waits for the data, which a CUDA call does not; switch it off: NaN and infinity then mark the rows and heads "
            "that they reach";
@@ -100,15 +117,11 @@ std::size_t cuda_workspace_bytes(formats::PreparedLayout const& layout, Options 
   return attention_sm90a::workspace_bytes(layout, options);
 }
 
-namespace {
-
-void check_aligned(void const* data, std::size_t bytes, char const* name) {
-  if (reinterpret_cast<std::uintptr_t>(data) % bytes == 0) return;
-  throw Error(ErrorCode::invalid_argument, std::string(name) + " must be aligned to its elements of " + std::to_string(bytes) +
-                                               " bytes; got address " + std::to_string(reinterpret_cast<std::uintptr_t>(data)));
+void check_results(MutableTensorView const& o, float const* lse) {
+  for (std::string const& text : {formats::misaligned(o.data, dtype_bytes(o.dtype), "o"), formats::misaligned(lse, sizeof(float), "lse")}) {
+    if (!text.empty()) throw Error(ErrorCode::invalid_argument, text);
+  }
 }
-
-}  // namespace
 
 void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, float* lse, std::span<std::byte> workspace, Stream stream) {
   std::string const reason = cuda_unsupported_reason(prepared.layout, prepared.options);
@@ -118,8 +131,7 @@ void attention_cuda(Prepared::Impl const& prepared, MutableTensorView const& o, 
                                                  std::to_string(prepared.device_ordinal) + ", to be current; got " +
                                                  std::to_string(current) + "; call cudaSetDevice");
   }
-  check_aligned(o.data, static_cast<std::size_t>(dtype_bytes(o.dtype)), "o");
-  check_aligned(lse, sizeof(float), "lse");
+  check_results(o, lse);
   std::size_t const bytes = cuda_workspace_bytes(prepared.layout, prepared.options);
   std::shared_ptr<void> owned;
   if (workspace.empty() && bytes > 0) {

@@ -32,6 +32,9 @@ void prepare_cuda(Problem const& problem, Options const& options, formats::Layou
 /// Scratch of attention_cuda() for a layout that is served.
 std::size_t cuda_workspace_bytes(formats::PreparedLayout const& layout, Options const& options);
 
+/// Throws ErrorCode::invalid_argument where o or lse in device memory are not aligned to their elements.
+void check_results(MutableTensorView const& o, float const* lse);
+
 /// attention() of a problem in device memory. workspace: empty (from the pool) or cuda_workspace_bytes(). Throws ErrorCode::unsupported
 /// with the reason above, invalid_argument where another device is current, o or lse are not aligned to their elements, or the workspace
 /// does not do.

@@ -1,6 +1,7 @@
 #include "dispatch/cuda_grouping.hpp"
 
 #include "device/cuda/runtime.hpp"
+#include "formats/tensor_check.hpp"
 #include "grouping/cuda/group_values.hpp"
 #include "prepare/cuda/prepare.hpp"
 
@@ -40,6 +41,7 @@ CudaGrouping::CudaGrouping(TensorView const& v, std::span<std::int32_t const> va
 
 std::string CudaGrouping::unsupported_reason() const {
   if (std::string reason = device::cuda::unavailable_reason(); !reason.empty()) return reason;
+  if (std::string reason = formats::misaligned(v_.data, dtype_bytes(v_.dtype), "v"); !reason.empty()) return reason;
   return grouping::cuda::unsupported_reason({v_, false, sequences_, nullptr}, options_);
 }
 

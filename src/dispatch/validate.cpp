@@ -11,43 +11,19 @@
 #include "device/cpu/parallel.hpp"
 #include "dispatch/cuda.hpp"
 #include "formats/prepared_layout.hpp"
+#include "formats/tensor_check.hpp"
 
 namespace vcattn {
 
 namespace dispatch {
 
+using formats::check_view;
+using formats::shape_text;
+
 namespace {
 
 [[noreturn]] void invalid(std::string const& text) { throw Error(ErrorCode::invalid_argument, text); }
 [[noreturn]] void unsupported(std::string const& text) { throw Error(ErrorCode::unsupported, text); }
-
-std::string shape_text(std::array<std::int64_t, 4> const& shape) {
-  return "[" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) + ", " + std::to_string(shape[2]) + ", " +
-         std::to_string(shape[3]) + "]";
-}
-
-/// Elements must be addressable: |offset of the farthest element| in bytes fits an int64.
-template <typename View>
-void check_view(View const& t, std::string const& name) {
-  if (t.dtype != DType::f32 && t.dtype != DType::f16 && t.dtype != DType::bf16) {
-    invalid(name + " must be f32, f16 or bf16; got dtype " + std::to_string(static_cast<std::uint32_t>(t.dtype)));
-  }
-  std::int64_t elements = 1;
-  std::int64_t reach = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    if (t.shape[i] < 0) invalid(name + " must have non-negative sizes [batch, seqlen, num_heads, head_dim]; got " + shape_text(t.shape));
-    std::int64_t span = 0;
-    std::int64_t const steps = std::max<std::int64_t>(t.shape[i] - 1, 0);
-    if (__builtin_mul_overflow(elements, t.shape[i], &elements) || (steps > 0 && t.stride[i] == std::numeric_limits<std::int64_t>::min()) ||
-        (steps > 0 && __builtin_mul_overflow(steps, std::abs(t.stride[i]), &span)) || __builtin_add_overflow(reach, span, &reach)) {
-      invalid(name + " spans more than 2^63 elements with shape " + shape_text(t.shape) + "; check shape and strides");
-    }
-  }
-  if (elements > std::numeric_limits<std::int64_t>::max() / 64 || reach > std::numeric_limits<std::int64_t>::max() / 8) {
-    invalid(name + " spans more than 2^63 bytes with shape " + shape_text(t.shape) + "; check shape and strides");
-  }
-  if (elements > 0 && t.data == nullptr) invalid(name + " has elements but no data pointer; pass the address of its first element");
-}
 
 void check_cu_seqlens(std::span<std::int32_t const> cu, std::int64_t total, std::string const& name) {
   if (cu.size() < 2 || cu.front() != 0 || cu.back() != total || !std::is_sorted(cu.begin(), cu.end())) {
@@ -155,6 +131,17 @@ void check_permutation(Problem const& p) {
       }
     }
   }
+}
+
+void check_device(Device device) {
+  if (device != Device::cpu && device != Device::cuda)
+    invalid("device must be cpu or cuda; got " + std::to_string(static_cast<std::uint32_t>(device)));
+}
+
+void check_lse(std::span<float const> lse, std::int64_t rows) {
+  if (lse.empty() || std::ssize(lse) == rows) return;
+  invalid("lse needs " + std::to_string(rows) + " floats [B, H, Sq]; got " + std::to_string(lse.size()) +
+          "; pass that many or an empty span");
 }
 
 void check_output(MutableTensorView const& o, std::array<std::int64_t, 4> const& shape) {

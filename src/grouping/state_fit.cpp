@@ -54,6 +54,8 @@ std::string misfit(GroupingState const& state, TensorView const& v, std::span<st
   }
   if (state.dtype != v.dtype) return difference("dtype", dtype_name(v.dtype), dtype_name(state.dtype));
   if (!std::ranges::equal(state.seqused_k, valid_rows)) return difference("seqused_k", list(valid_rows), list(state.seqused_k));
+  if (state.device == Device::cuda && !state.permutation_view().empty() && state.device_memory == nullptr)
+    return "a grouping state of a CUDA device needs its device memory, got one without: forget it and group again";
   std::string const required = place_name(place);
   std::string const got = place_name({state.device, state.device_ordinal});
   return required == got ? "" : difference("device", required, got);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "formats/tensor_check.hpp"
 #include "formats/tensor_rows.hpp"
 
 namespace vcattn::grouping {
@@ -30,8 +31,7 @@ std::vector<std::int32_t> checked_valid_rows(TensorView const& v, std::span<std:
   if (v.dtype != DType::f32 && v.dtype != DType::f16 && v.dtype != DType::bf16) {
     refuse(fmt::format("v must be f32, f16 or bf16, got dtype code {}: convert it", static_cast<std::uint32_t>(v.dtype)));
   }
-  if (v.data == nullptr && v.batch() > 0 && v.seqlen() > 0)
-    refuse("v has elements but no data, got a null pointer: pass the tensor's address");
+  formats::check_view(v, "v");
   if (seqused_k.empty()) return std::vector<std::int32_t>(static_cast<std::size_t>(v.batch()), static_cast<std::int32_t>(v.seqlen()));
   if (static_cast<std::int64_t>(seqused_k.size()) != v.batch()) {
     refuse(fmt::format("seqused_k must have one entry per batch entry ({}), got {}: pass [B] or nothing", v.batch(), seqused_k.size()));

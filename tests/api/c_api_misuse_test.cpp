@@ -327,6 +327,35 @@ TEST_F(CApiMisuse, OutputOverAnInput) {
   expect_error(attend_status(), VCATTN_INVALID_ARGUMENT, "overlap");
 }
 
+TEST_F(CApiMisuse, OutputOrWorkspaceOverTheSmallInputs) {
+  std::vector<std::int32_t> permutation(static_cast<std::size_t>(c.keys()));
+  std::iota(permutation.begin(), permutation.end(), 0);
+  problem.permutation = permutation.data();
+  problem.permutation_count = c.keys();
+  auto call = zeroed<vcattn_call>();
+  call.workspace = permutation.data();
+  call.workspace_bytes = permutation.size() * sizeof(std::int32_t);
+  expect_error(vcattn_attend(&problem, &options, &output, &call), VCATTN_INVALID_ARGUMENT, "overlap");
+  EXPECT_TRUE(std::is_sorted(permutation.begin(), permutation.end()));
+
+  std::vector<float> table(static_cast<std::size_t>(c.keys() * Case::kHeadDim), 1.0f);
+  vcattn_rope rope{sizeof(vcattn_rope), VCATTN_ROPE_INTERLEAVED, table.data(), table.data(), c.keys(), Case::kHeadDim, 0};
+  problem.rope = &rope;
+  output.o.data = table.data();
+  expect_error(attend_status(), VCATTN_INVALID_ARGUMENT, "overlap");
+}
+
+TEST_F(CApiMisuse, AttentionTakesItsWorkspaceAsAnArgument) {
+  vcattn_prepared* prepared = nullptr;
+  ASSERT_EQ(vcattn_prepare(&problem, &options, nullptr, 0, nullptr, &prepared), VCATTN_OK) << vcattn_last_error();
+  auto call = zeroed<vcattn_call>();
+  std::vector<std::byte> memory(256);
+  call.workspace = memory.data();
+  call.workspace_bytes = memory.size();
+  expect_error(vcattn_attention(prepared, &output, nullptr, 0, &call), VCATTN_INVALID_ARGUMENT, "call.workspace");
+  EXPECT_EQ(vcattn_prepared_destroy(prepared), VCATTN_OK);
+}
+
 TEST_F(CApiMisuse, LseOverTheOutput) {
   output.lse = c.o.data() + 1;
   expect_error(attend_status(), VCATTN_INVALID_ARGUMENT, "overlap");
@@ -463,6 +492,12 @@ TEST_F(CApiMisuse, Grouping) {
   grouping.permutation = reinterpret_cast<std::int32_t*>(c.values().data());
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");
   grouping.permutation = permutation.data();
+  grouping.seqused_k = permutation.data();
+  grouping.seqused_k_count = 1;
+  permutation[0] = 1;
+  expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");
+  grouping.seqused_k = nullptr;
+  grouping.seqused_k_count = 0;
   grouping.centroids = c.values().data() + 64;
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");
 }

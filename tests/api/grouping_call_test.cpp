@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <functional>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "grouping/values.hpp"
@@ -91,6 +95,27 @@ TEST_F(GroupingCall, RefusesShapesWhoseProductsOverflow) {
   TensorView huge = v;
   huge.shape = {0, std::int64_t{1} << 30, std::int64_t{1} << 30, std::int64_t{1} << 30};
   expect_error(ErrorCode::invalid_argument, "check the shape", [&] { (void)grouping_sizes(huge, options); });
+}
+
+TEST_F(GroupingCall, RefusesStridesBeyondMemory) {
+  for (std::int64_t const stride :
+       {std::int64_t{1} << 61, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()}) {
+    TensorView far = v;
+    far.stride[1] = stride;
+    expect_error(ErrorCode::invalid_argument, "spans more than", [&] { (void)group_values(far, options); });
+    expect_error(ErrorCode::invalid_argument, "spans more than", [&] { (void)grouping_sizes(far, options); });
+  }
+}
+
+TEST_F(GroupingCall, RefusesADeviceThatIsNone) {
+  Call const nowhere{static_cast<Device>(7), nullptr, {}};
+  GroupingSchedule schedule;
+  for (auto const& body : std::vector<std::function<void()>>{[&] { (void)grouping_sizes(v, options, seqused, nowhere.device); },
+                                                             [&] { group_values(v, options, seqused, buffers(), nowhere); },
+                                                             [&] { (void)group_values(v, options, seqused, nullptr, nowhere); },
+                                                             [&] { (void)schedule.permutation(39, 40, {}, v, options, {}, nowhere); }}) {
+    expect_error(ErrorCode::invalid_argument, "device must be cpu or cuda", body);
+  }
 }
 
 TEST_F(GroupingCall, NeedsADevice) {

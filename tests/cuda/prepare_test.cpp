@@ -298,6 +298,23 @@ constexpr char const* kRecipes[] = {
     "vc8s",  "vsmooth8s", "vc8",           "vsmooth8",          "fp8",      "vc8 rounding=nearest",     "vc8s rounding=shaped",
     "nvfp4", "sage3",     "vc8s block=64", "vsmooth4 block=32", "vsmooth4", "vsmooth4 rounding=nearest"};
 
+/// Few and small enough for every tool of compute-sanitizer.
+TEST(GpuPrepare, EveryKernel) {
+  unsigned seed = 50;
+  for (char const* recipe :
+       {"vc8s", "vc8", "vc8s rounding=shaped", "vc8s q_block=32,k_block=64", "fp8", "vsmooth4", "sage3", "vc8s block=32"}) {
+    for (std::int64_t const head_dim : {64, 128}) {
+      Case c{recipe, {1, 130, 257, 2, 1, head_dim}};
+      expect_same_bytes_as_cpu(c, seed++);
+      c.dtypes = {DType::f16, DType::bf16, DType::f32};
+      c.rope = RopeStyle::interleaved;
+      c.rotary_dim = 64;
+      c.nonfinite = "kv";
+      expect_same_bytes_as_cpu(c, seed++);
+    }
+  }
+}
+
 TEST(GpuPrepare, OddSizes) {
   std::vector<Sizes> const sizes = {{1, 1, 1, 1, 1, 64},     {1, 127, 129, 2, 1, 64}, {2, 130, 257, 4, 2, 40},
                                     {1, 33, 131, 6, 2, 128}, {2, 300, 517, 3, 3, 96}, {1, 0, 70, 1, 1, 64},

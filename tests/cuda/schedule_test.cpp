@@ -236,6 +236,7 @@ TEST_F(DeviceSchedule, ACapturedWarmStepReadsItsInputsAnew) {
   inputs.replace(problems[0].problem());
   Problem grouped = problem;
   grouped.permutation = group(schedule, 0, {Device::cuda, stream.get(), {}});
+  check(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");  // before the inputs are replaced
   CudaBuffer const group_workspace(grouping_sizes(problem.v, options, {}, Device::cuda).workspace_bytes);
   CudaBuffer const call_workspace(call_workspace_size_bytes(grouped, options, Device::cuda));
   Results results(problem);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "core/half.hpp"
@@ -300,6 +301,8 @@ TEST(GroupValues, RefusesAWarmStateOfAnotherDevice) {
   EXPECT_NE(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 1}).find("device cuda 1, got a state with cpu"),
             std::string::npos);
   state.device = Device::cuda;
+  EXPECT_NE(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 0}).find("device memory"), std::string::npos);
+  state.device_memory = std::make_shared<int>();  // whatever it is, it is not looked at
   EXPECT_EQ(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 0}), "");
   EXPECT_NE(grouping::misfit(state, values.view(), valid_rows, {Device::cuda, 1}).find("device cuda 1"), std::string::npos);
   expect_invalid_argument([&] { group_values(values.view(), options, {}, &state); });

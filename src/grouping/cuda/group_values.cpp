@@ -144,7 +144,8 @@ std::string unsupported_reason(DeviceValues const& values, Options const& option
   auto const& v = values.v;
   if (v.head_dim() < 1 || v.head_dim() > kMaxHeadDim)
     return fmt::format("grouping on the GPU serves head_dim 1..{}, got {}: group on the CPU", kMaxHeadDim, v.head_dim());
-  if (options.clusters > kMaxDeviceClusters)
+  bool const grouped = formats::resolve_order(options, /*causal=*/false) != GroupOrder::sequence;
+  if (grouped && options.clusters > kMaxDeviceClusters)
     return fmt::format("grouping on the GPU serves up to {} clusters, got {}: ask for fewer", kMaxDeviceClusters, options.clusters);
   if (options.v_block != 32 && options.v_block != 64 && options.v_block != 128)
     return fmt::format("grouping on the GPU serves v_block 32, 64 and 128, got {}: change the option", options.v_block);

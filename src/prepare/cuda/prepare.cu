@@ -352,6 +352,10 @@ std::string unsupported_reason(PreparedLayout const& l, Options const& o) {
   if (formats::code_max(formats::code_format(o.qk)) == 0.0f) return need("qk=e4m3, int8 or nvfp4", name("qk"));
   if (o.q_mean && o.qk != QkFormat::nvfp4) return need("q_mean=off where qk is not nvfp4", name("q_mean"));
   if (formats::code_max(formats::code_format(o.v)) == 0.0f) return need("v=e4m3 or v=nvfp4", name("v"));
+  constexpr std::int64_t kMaxHeads = 65535;  // of a grid's second dimension
+  if (shapes_keys(o) && l.batch * l.num_heads > kMaxHeads) {
+    return need("at most 65535 pairs of sequence and head where rounding is shaped", std::to_string(l.batch * l.num_heads));
+  }
   std::int64_t const tiles = std::max(l.num_heads * l.tiles_q, l.num_heads_kv * l.tiles_kv);
   if (tiles > std::numeric_limits<std::int32_t>::max()) return need("fewer than 2^31 tiles over all heads", std::to_string(tiles));
   return "";

@@ -20,13 +20,13 @@ struct QueryMeansSmem {
 /// core::lane_dot of a row with itself, by a warp: lane l has channels 4 l .. 4 l + 3.
 template <int kWidth>
 __device__ __forceinline__ float squared_norm_of_row(float const* row) {
-  constexpr int kLanes = kWidth / core::kChannelsPerLane;
-  float const* const own = row + static_cast<int>(threadIdx.x) % kLanes * core::kChannelsPerLane;
+  constexpr int kDotLanes = kWidth / core::kChannelsPerLane;
+  float const* const own = row + static_cast<int>(threadIdx.x) % kDotLanes * core::kChannelsPerLane;
   float sum = own[0] * own[0];
 #pragma unroll
   for (int c = 1; c < core::kChannelsPerLane; ++c) sum = core::fma_f32(own[c], own[c], sum);
 #pragma unroll
-  for (int stride = kLanes / 2; stride >= 1; stride /= 2) sum += __shfl_xor_sync(kAllLanes, sum, stride);
+  for (int stride = kDotLanes / 2; stride >= 1; stride /= 2) sum += __shfl_xor_sync(kAllLanes, sum, stride);
   return sum;
 }
 
