@@ -22,6 +22,7 @@ namespace vcattn {
 
 namespace {
 
+using formats::aligned_size;
 using formats::kSectionAlignment;
 
 std::byte* aligned_start(std::vector<std::byte>& owned, std::size_t bytes) {
@@ -77,8 +78,6 @@ void fill_permutation(Problem const& problem, Options const& options, formats::S
   }
 }
 
-std::size_t aligned_size(std::size_t bytes) { return (bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment; }
-
 std::unique_ptr<Prepared::Impl> make_impl(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
   auto impl = std::make_unique<Prepared::Impl>();
   impl->layout = plan.layout;
@@ -91,16 +90,29 @@ void require_no(std::string const& unsupported_reason) {
   if (!unsupported_reason.empty()) throw Error(ErrorCode::unsupported, unsupported_reason);
 }
 
-/// Of prepare() alone where attention is not served; else of attend(), whose two halves use the scratch one after the other.
-std::size_t cuda_call_workspace_bytes(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
-  std::size_t const preparation = dispatch::cuda_prepare_workspace_bytes(problem, options, plan);
-  if (!dispatch::cuda_unsupported_reason(plan.layout, options).empty()) return preparation;
-  return aligned_size(plan.layout.total_bytes) + std::max(preparation, dispatch::cuda_workspace_bytes(plan.layout, options));
+/// Workspace of attend(): the prepared problem, then scratch that its two halves use one after the other.
+std::size_t attend_bytes(Problem const& problem, Options const& options, formats::LayoutPlan const& plan, Device device) {
+  std::size_t const scratch = device == Device::cpu ? attention_cpu::workspace_bytes(plan.layout, plan.sequences, options)
+                                                    : std::max(dispatch::cuda_prepare_workspace_bytes(problem, options, plan),
+                                                               dispatch::cuda_workspace_bytes(plan.layout, options));
+  return aligned_size(plan.layout.total_bytes) + scratch;
 }
 
-Prepared prepare_on_cuda(Problem const& problem, Options const& options, std::span<std::byte> storage, Call const& call) {
-  auto const plan = formats::plan_layout(problem, options);
-  require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
+Prepared prepare_on_cpu(Problem const& problem, Options const& options, formats::LayoutPlan const& plan, std::span<std::byte> storage) {
+  dispatch::check_permutation(problem);
+  if (options.check_finite) dispatch::check_finite(problem, options.num_threads);
+  auto impl = make_impl(problem, options, plan);
+  impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes()", impl->owned);
+  formats::SlabView<std::byte> const slab(impl->layout, impl->slab);
+  std::copy(plan.sequences.begin(), plan.sequences.end(), slab.section<formats::SequenceExtent>(impl->layout.sequences));
+  fill_permutation(problem, options, slab);
+  impl->value_energy_removed = preparation::prepare_cpu(problem, options, slab);
+  return Prepared(std::move(impl));
+}
+
+/// Of a problem that the device serves.
+Prepared prepare_on_cuda(Problem const& problem, Options const& options, formats::LayoutPlan const& plan, std::span<std::byte> storage,
+                         Call const& call) {
   dispatch::load_cuda_kernels();
   auto impl = make_impl(problem, options, plan);
   impl->device = Device::cuda;
@@ -162,28 +174,21 @@ std::size_t call_workspace_size_bytes(Problem const& problem, Options const& opt
   dispatch::check_device(device);
   dispatch::check_problem(problem, options);
   auto const plan = formats::plan_layout(problem, options);
-  if (device == Device::cpu) {
-    return aligned_size(plan.layout.total_bytes) + attention_cpu::workspace_bytes(plan.layout, plan.sequences, options);
+  if (device == Device::cuda) {
+    require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
+    bool const attended = dispatch::cuda_unsupported_reason(plan.layout, options).empty();
+    if (!attended) return dispatch::cuda_prepare_workspace_bytes(problem, options, plan);
   }
-  require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
-  return cuda_call_workspace_bytes(problem, options, plan);
+  return attend_bytes(problem, options, plan, device);
 }
 
 Prepared prepare(Problem const& problem, Options const& options, std::span<std::byte> storage, Call const& call) {
   dispatch::check_device(call.device);
   dispatch::check_problem(problem, options);
-  if (call.device == Device::cuda) return prepare_on_cuda(problem, options, storage, call);
-  dispatch::check_permutation(problem);
-  if (options.check_finite) dispatch::check_finite(problem, options.num_threads);
-
   auto const plan = formats::plan_layout(problem, options);
-  auto impl = make_impl(problem, options, plan);
-  impl->slab = memory_for(storage, plan.layout.total_bytes, "storage", "prepared_size_bytes()", impl->owned);
-  formats::SlabView<std::byte> const slab(impl->layout, impl->slab);
-  std::copy(plan.sequences.begin(), plan.sequences.end(), slab.section<formats::SequenceExtent>(impl->layout.sequences));
-  fill_permutation(problem, options, slab);
-  impl->value_energy_removed = preparation::prepare_cpu(problem, options, slab);
-  return Prepared(std::move(impl));
+  if (call.device == Device::cpu) return prepare_on_cpu(problem, options, plan, storage);
+  require_no(dispatch::cuda_prepare_unsupported_reason(problem, options, plan));
+  return prepare_on_cuda(problem, options, plan, storage, call);
 }
 
 void attention(Prepared const& prepared, MutableTensorView const& o, std::span<float> lse, std::span<std::byte> workspace, Stream stream) {
@@ -211,13 +216,14 @@ void attend(Problem const& problem, Options const& options, MutableTensorView co
   dispatch::check_device(call.device);
   dispatch::check_output(o, problem.q.shape);
   dispatch::check_lse(lse, problem.q.batch() * problem.q.num_heads() * problem.q.seqlen());
-  if (call.device == Device::cuda) dispatch::check_results(o, lse.data());
+  bool const on_cuda = call.device == Device::cuda;
+  if (on_cuda) dispatch::check_results(o, lse.data());
   auto const plan = formats::plan_layout(problem, options);
-  if (call.device == Device::cuda) require_no(dispatch::cuda_call_unsupported_reason(problem, options, plan));
-  std::size_t const bytes = call_workspace_size_bytes(problem, options, call.device);
+  if (on_cuda) require_no(dispatch::cuda_call_unsupported_reason(problem, options, plan));
+  std::size_t const bytes = attend_bytes(problem, options, plan, call.device);
   std::shared_ptr<void> pooled;
   std::span<std::byte> workspace = call.workspace;
-  if (workspace.empty() && call.device == Device::cuda) {
+  if (workspace.empty() && on_cuda) {
     dispatch::load_cuda_kernels();
     pooled = device::cuda::allocate_on_stream(bytes, call.stream);
     workspace = {static_cast<std::byte*>(pooled.get()), bytes};
@@ -229,7 +235,9 @@ void attend(Problem const& problem, Options const& options, MutableTensorView co
     storage = workspace.first(prepared_bytes);
     workspace = workspace.subspan(prepared_bytes);
   }
-  attention(prepare(problem, options, storage, {call.device, call.stream, workspace}), o, lse, workspace, call.stream);
+  Prepared const prepared = on_cuda ? prepare_on_cuda(problem, options, plan, storage, {call.device, call.stream, workspace})
+                                    : prepare_on_cpu(problem, options, plan, storage);
+  attention(prepared, o, lse, workspace, call.stream);
 }
 
 }  // namespace vcattn

@@ -34,10 +34,6 @@ void load_cuda_kernels() {
 
 namespace {
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + formats::kSectionAlignment - 1) / formats::kSectionAlignment * formats::kSectionAlignment;
-}
-
 grouping::cuda::DeviceValues device_values(Problem const& problem, formats::LayoutPlan const& plan,
                                            formats::SequenceExtent const* device_sequences) {
   return {problem.v, !problem.cu_seqlens_k.empty(), plan.sequences, device_sequences};
@@ -47,11 +43,6 @@ Options grouping_options(Problem const& problem, Options const& options) {
   Options resolved = options;
   resolved.order = formats::resolve_order(options, problem.causal);
   return resolved;
-}
-
-std::size_t centroid_bytes(grouping::cuda::DeviceValues const& values, Options const& options) {
-  std::int64_t const heads = std::ssize(values.sequences) * values.v.num_heads();
-  return aligned(static_cast<std::size_t>(heads * grouping::cuda::num_clusters(values, options) * values.v.head_dim()) * sizeof(float));
 }
 
 /// What kernels would fault on.
@@ -89,11 +80,12 @@ std::string cuda_call_unsupported_reason(Problem const& problem, Options const& 
 }
 
 std::size_t cuda_prepare_workspace_bytes(Problem const& problem, Options const& options, formats::LayoutPlan const& plan) {
-  std::size_t const bytes = aligned(preparation::cuda::workspace_bytes(plan.layout, options));
+  std::size_t const bytes = formats::aligned_size(preparation::cuda::workspace_bytes(plan.layout, options));
   if (!problem.permutation.empty()) return bytes;
   auto const values = device_values(problem, plan, nullptr);
   Options const resolved = grouping_options(problem, options);
-  return std::max(bytes, centroid_bytes(values, resolved) + aligned(grouping::cuda::workspace_bytes(values, resolved)));
+  std::size_t const centroids = formats::aligned_size(grouping::cuda::centroid_bytes(values, resolved));
+  return std::max(bytes, centroids + formats::aligned_size(grouping::cuda::workspace_bytes(values, resolved)));
 }
 
 void prepare_cuda(Problem const& problem, Options const& options, formats::LayoutPlan const& plan, std::byte* slab, std::byte* workspace,
@@ -108,7 +100,7 @@ void prepare_cuda(Problem const& problem, Options const& options, formats::Layou
     auto const values = device_values(problem, plan, sequences);
     Options const resolved = grouping_options(problem, options);
     grouping::cuda::group_values(values, resolved, /*warm=*/false, reinterpret_cast<float*>(workspace), permutation,
-                                 workspace + centroid_bytes(values, resolved), stream);
+                                 workspace + formats::aligned_size(grouping::cuda::centroid_bytes(values, resolved)), stream);
   }
   preparation::cuda::prepare(problem, options, view, workspace, stream);
 }

@@ -18,14 +18,8 @@ struct WorkspaceParts {
   std::size_t scratch_begin() const { return extents_bytes + centroids_bytes; }
 };
 
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + formats::kSectionAlignment - 1) / formats::kSectionAlignment * formats::kSectionAlignment;
-}
-
 WorkspaceParts workspace_parts(DeviceValues const& values, Options const& options) {
-  auto const heads = values.sequences.size() * static_cast<std::size_t>(values.v.num_heads());
-  auto const head_values = static_cast<std::size_t>(grouping::cuda::num_clusters(values, options) * values.v.head_dim());
-  return {aligned(values.sequences.size_bytes()), aligned(heads * head_values * sizeof(float))};
+  return {formats::aligned_size(values.sequences.size_bytes()), formats::aligned_size(grouping::cuda::centroid_bytes(values, options))};
 }
 
 }  // namespace
@@ -49,7 +43,7 @@ std::int32_t CudaGrouping::clusters() const { return grouping::cuda::num_cluster
 
 std::size_t CudaGrouping::workspace_bytes() const {
   DeviceValues const values{v_, false, sequences_, nullptr};
-  return workspace_parts(values, options_).scratch_begin() + aligned(grouping::cuda::workspace_bytes(values, options_));
+  return workspace_parts(values, options_).scratch_begin() + formats::aligned_size(grouping::cuda::workspace_bytes(values, options_));
 }
 
 void CudaGrouping::run(GroupingBuffers const& grouping, std::byte* workspace, Stream stream) const {

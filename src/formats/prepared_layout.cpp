@@ -56,7 +56,7 @@ class SectionAllocator {
  public:
   Section take(std::int64_t bytes) {
     Section const section{end_, static_cast<std::uint64_t>(bytes)};
-    end_ += (section.bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
+    end_ += aligned_size(section.bytes);
     return section;
   }
   std::uint64_t end() const { return end_; }

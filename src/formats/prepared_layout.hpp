@@ -19,6 +19,8 @@ namespace vcattn::formats {
 inline constexpr std::uint32_t kPreparedLayoutVersion = 1;
 inline constexpr std::int64_t kTileRows = 128;
 inline constexpr std::size_t kSectionAlignment = 256;
+/// bytes, up to where the next section or piece of a workspace may begin.
+constexpr std::size_t aligned_size(std::size_t bytes) { return (bytes + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment; }
 
 // [EQ-UNIT] bounds of the E4M3 codes with QkScaling::unit: 16 * 31 * 128 < 65,504, so that an FP16 accumulator cannot overflow.
 inline constexpr int kUnitKeyCodeMax = 30;    // the largest E4M3 value <= 31

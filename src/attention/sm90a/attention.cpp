@@ -11,6 +11,7 @@
 #include "device/cuda/check.hpp"
 #include "device/cuda/runtime.hpp"
 #include "device/cuda/tensor_map.hpp"
+#include "formats/option_text.hpp"
 #include "formats/tensor_rows.hpp"
 
 namespace vcattn::attention_sm90a {
@@ -164,12 +165,7 @@ std::string unsupported_reason(formats::PreparedLayout const& l, Options const& 
   auto const need = [](std::string const& what, std::string const& got) {
     return "the sm_90a kernels need " + what + "; got " + got + "; change it, or use device cpu";
   };
-  auto const name = [&](char const* key) {
-    for (auto const& [k, value] : describe_options(o)) {
-      if (k == key) return std::string(key) + "=" + value;
-    }
-    return std::string(key);
-  };
+  auto const name = [&](char const* key) { return formats::option_text(o, key); };
   if (l.head_dim_padded != 64 && l.head_dim_padded != 128) {
     return need("head_dim of 40 to 128", std::to_string(l.head_dim));
   }

@@ -29,6 +29,12 @@ std::string unsupported_reason(DeviceValues const& values, Options const& option
 /// Centroids per head: what the longest sequence gets, at most kMaxDeviceClusters by default. 0: sequence order.
 std::int32_t num_clusters(DeviceValues const& values, Options const& options);
 
+/// Bytes of group_values()'s centroids.
+inline std::size_t centroid_bytes(DeviceValues const& values, Options const& options) {
+  std::int64_t const heads = std::ssize(values.sequences) * values.v.num_heads();
+  return static_cast<std::size_t>(heads * num_clusters(values, options) * values.v.head_dim()) * sizeof(float);
+}
+
 /// Bytes that group_values() needs for scratch, 256-byte aligned.
 std::size_t workspace_bytes(DeviceValues const& values, Options const& options);
 

@@ -16,6 +16,7 @@
 #include "device/cuda/check.hpp"
 #include "device/cuda/runtime.hpp"
 #include "device/launch.cuh"
+#include "formats/option_text.hpp"
 #include "formats/tensor_rows.hpp"
 #include "prepare/cuda/moment.cuh"
 #include "prepare/cuda/prepare.hpp"
@@ -342,12 +343,7 @@ std::string unsupported_reason(PreparedLayout const& l, Options const& o) {
   auto const need = [](std::string const& what, std::string const& got) {
     return "preparation on a CUDA device needs " + what + "; got " + got + "; change it, or prepare on the CPU";
   };
-  auto const name = [&](char const* key) {
-    for (auto const& [k, value] : describe_options(o)) {
-      if (k == key) return std::string(key) + "=" + value;
-    }
-    return std::string(key);
-  };
+  auto const name = [&](char const* key) { return formats::option_text(o, key); };
   if (l.head_dim_padded != 64 && l.head_dim_padded != 128) return need("head_dim of 40 to 128", std::to_string(l.head_dim));
   if (formats::code_max(formats::code_format(o.qk)) == 0.0f) return need("qk=e4m3, int8 or nvfp4", name("qk"));
   if (o.q_mean && o.qk != QkFormat::nvfp4) return need("q_mean=off where qk is not nvfp4", name("q_mean"));
