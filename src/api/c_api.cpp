@@ -179,6 +179,14 @@ void give(Support const& answer, std::uint32_t& supported, char* reason, std::si
   copy_text(answer.reason, reason, reason_bytes);
 }
 
+/// question: supports() or supports_call().
+void answer(Support (*question)(Problem const&, Options const&, Device), vcattn_problem const* problem, vcattn_options const* options,
+            std::uint32_t device, std::uint32_t* supported, char* reason, std::size_t reason_bytes) {
+  require(supported, "supported");
+  to_bytes(reason, reason_bytes, "reason");
+  give(question(to_problem(problem), to_options(options), to_device(device)), *supported, reason, reason_bytes);
+}
+
 struct GroupingInputs {
   TensorView v;
   std::span<std::int32_t const> seqused_k;
@@ -234,20 +242,12 @@ vcattn_status vcattn_options_set(vcattn_options* options, char const* key, char 
 
 vcattn_status vcattn_supports(vcattn_problem const* problem, vcattn_options const* options, uint32_t device, uint32_t* supported,
                               char* reason, size_t reason_bytes) {
-  return guarded([&] {
-    require(supported, "supported");
-    to_bytes(reason, reason_bytes, "reason");
-    give(vcattn::supports(to_problem(problem), to_options(options), to_device(device)), *supported, reason, reason_bytes);
-  });
+  return guarded([&] { answer(vcattn::supports, problem, options, device, supported, reason, reason_bytes); });
 }
 
 vcattn_status vcattn_supports_call(vcattn_problem const* problem, vcattn_options const* options, uint32_t device, uint32_t* supported,
                                    char* reason, size_t reason_bytes) {
-  return guarded([&] {
-    require(supported, "supported");
-    to_bytes(reason, reason_bytes, "reason");
-    give(vcattn::supports_call(to_problem(problem), to_options(options), to_device(device)), *supported, reason, reason_bytes);
-  });
+  return guarded([&] { answer(vcattn::supports_call, problem, options, device, supported, reason, reason_bytes); });
 }
 
 vcattn_status vcattn_cuda_load_kernels(void) {

@@ -10,16 +10,10 @@
 #include <string>
 
 #include "c_api_case.hpp"
+#include "without_gpus.hpp"
 
 namespace vcattn::test {
 namespace {
-
-/// Hides GPUs from this program, so that it sees the same on every machine.
-class WithoutGpus : public testing::Environment {
- public:
-  void SetUp() override { ASSERT_EQ(::setenv("CUDA_VISIBLE_DEVICES", "-1", 1), 0); }
-};
-[[maybe_unused]] testing::Environment* const kWithoutGpus = testing::AddGlobalTestEnvironment(new WithoutGpus);
 
 class CApiCuda : public testing::Test {
  protected:

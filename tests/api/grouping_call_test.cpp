@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <string>
@@ -11,16 +10,10 @@
 
 #include "grouping/values.hpp"
 #include "vcattn/grouping.hpp"
+#include "without_gpus.hpp"
 
 namespace vcattn::test {
 namespace {
-
-/// Hides GPUs from this program, so that it sees the same on every machine.
-class WithoutGpus : public testing::Environment {
- public:
-  void SetUp() override { ASSERT_EQ(::setenv("CUDA_VISIBLE_DEVICES", "-1", 1), 0); }
-};
-[[maybe_unused]] testing::Environment* const kWithoutGpus = testing::AddGlobalTestEnvironment(new WithoutGpus);
 
 template <typename Body>
 void expect_error(ErrorCode code, std::string const& text, Body const& body) {
