@@ -1,6 +1,6 @@
 #pragma once
 
-// Steps of Q and K on a row that kThreads = 1, 2 or 4 neighbouring threads hold in registers: thread q has the runs of 8 channels q,
+// Steps of Q and K on a row that kThreads = 1 or 2 neighbouring threads hold in registers: thread q has the runs of 8 channels q,
 // q + kThreads, ...
 
 #include <cstdint>
@@ -72,8 +72,7 @@ struct Row {
   /// [EQ-HADAMARD]
   __device__ __forceinline__ void hadamard() {
     butterflies<1, kChannelsPerLoad>();
-    if constexpr (kThreads >= 2) exchange<1>();
-    if constexpr (kThreads >= 4) exchange<2>();
+    if constexpr (kThreads == 2) exchange();
     butterflies<kChannelsPerLoad, kChannels>();
     constexpr float kNorm = core::hadamard_norm(kWidth);
     for_each([&](int c) { x[c] *= kNorm; });
@@ -113,11 +112,10 @@ struct Row {
       butterflies<2 * kStride, kEnd>();
     }
   }
-  /// A stride between threads: a + b in the first one of a pair, a - b in the second.
-  template <int kApart>
+  /// The stride between the threads: a + b in the first one of a pair, a - b in the second.
   __device__ __forceinline__ void exchange() {
-    float const sign = (part() & kApart) == 0 ? 1.0f : -1.0f;
-    for_each([&](int c) { x[c] = core::fma_f32(x[c], sign, __shfl_xor_sync(kAllLanes, x[c], kApart)); });
+    float const sign = (part() & 1) == 0 ? 1.0f : -1.0f;
+    for_each([&](int c) { x[c] = core::fma_f32(x[c], sign, __shfl_xor_sync(kAllLanes, x[c], 1)); });
   }
   __device__ __forceinline__ static void add_product(float (&lanes)[kDotLanes], int c, float a, float b) {
     float& lane = lanes[c / core::kChannelsPerLane];

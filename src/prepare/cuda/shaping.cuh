@@ -89,7 +89,7 @@ struct ShapingSmem {
   }
 
   /// Sums over the channels of blocks before kBlock of steps times integers, for the 16 channels of that block, in the threads that hold
-  /// the rows. steps: [32][kWidth] bytes.
+  /// the rows.
   template <int kBlock>
   __device__ __forceinline__ void sums_of_block(float (&result)[kShapedBlock]) {
     constexpr int kBias = 0x4B400000;  // as a float, 1.5 * 2^23 + sum has the bits of this + sum
