@@ -1,7 +1,7 @@
 # Front door for people and for CI. The build itself is CMake's: see CMakePresets.json.
 
 .DEFAULT_GOAL := help
-.PHONY: help packages build demo test asan test-gpu sanitize-gpu bench tables format lint clean
+.PHONY: help packages build demo test test-python wheel asan test-gpu test-python-gpu sanitize-gpu bench tables format lint clean
 
 PRESET  ?= release
 CAPTURE ?= data/wan_nano_2k_s10_l5.safetensors
@@ -36,6 +36,13 @@ demo: packages ## compare all recipes on the shipped capture, write demo-out/rep
 
 test: build ## build everything and run every test
 	$(call run_tests,$(PRESET))
+	@$(MAKE) --no-print-directory test-python
+
+wheel: build ## package the built library for Python: one wheel in dist/
+	tools/build_wheel.sh $(BUILD)/src/libvcattn.so dist
+
+test-python: wheel ## install that wheel into virtual environments, run tests/python without and with torch (2.5 GB from PyPI)
+	tools/test_python.sh dist build/python
 
 asan: packages ## run the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call configure,asan)
@@ -52,6 +59,12 @@ test-gpu: packages ## build and run the tests that need a CUDA device; prints a 
 	build/cuda/tests/cuda/vcattn_gpu_attention_test
 	build/cuda/tests/api/vcattn_gpu_c_api_test
 	build/cuda/tests/cli/vcattn_gpu_cli_test
+
+test-python-gpu: packages ## the Python tests that need a CUDA device, on a wheel of the CUDA build (torch comes from PyPI)
+	$(call configure,cuda)
+	$(call build,cuda) --target vcattn
+	tools/build_wheel.sh build/cuda/src/libvcattn.so dist
+	VCATTN_REQUIRE_CUDA=1 tools/test_python.sh dist build/python tests/python/gpu
 
 sanitize-gpu: packages ## run small and odd GPU tests under the four tools of compute-sanitizer
 	$(call configure,cuda)

@@ -337,6 +337,11 @@ VCATTN_C_API vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_
 VCATTN_C_API vcattn_status vcattn_group_workspace_size(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device,
                                                        size_t* size_bytes);
 
+/// Clusters of vcattn_group(), which size its centroids: [B, Hkv, clusters, D]. Of `grouping` only v and seqused_k count. Errors:
+/// invalid_argument, unsupported.
+VCATTN_C_API vcattn_status vcattn_group_clusters(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device,
+                                                 int32_t* clusters);
+
 /// Share of V's energy that block means of `block` rows (32, 64 or 128) remove under a permutation (NULL with 0: sequence order), per
 /// (batch, KV head). energy_removed: out, exactly [B, Hkv] doubles.
 /// Errors: invalid_argument.

@@ -197,6 +197,11 @@ GroupingInputs to_inputs(vcattn_grouping const& c) {
   return {to_view<TensorView>(c.v, "grouping.v"), to_span(c.seqused_k, c.seqused_k_count, "grouping.seqused_k")};
 }
 
+GroupingSizes sizes_of(vcattn_grouping const* grouping, vcattn_options const* options, std::uint32_t device) {
+  auto const [v, seqused_k] = to_inputs(read_struct(grouping, "grouping"));
+  return grouping_sizes(v, to_options(options), seqused_k, to_device(device));
+}
+
 void group(vcattn_grouping const& c, Options const& options, Call const& call) {
   auto const [v, seqused_k] = to_inputs(c);
   GroupingBuffers const buffers{to_span(c.permutation, c.permutation_count, "grouping.permutation"),
@@ -366,10 +371,11 @@ vcattn_status vcattn_group(vcattn_grouping const* grouping, vcattn_options const
 
 vcattn_status vcattn_group_workspace_size(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device,
                                           size_t* size_bytes) {
-  return guarded([&] {
-    auto const [v, seqused_k] = to_inputs(read_struct(grouping, "grouping"));
-    require(size_bytes, "size_bytes") = vcattn::grouping_sizes(v, to_options(options), seqused_k, to_device(device)).workspace_bytes;
-  });
+  return guarded([&] { require(size_bytes, "size_bytes") = sizes_of(grouping, options, device).workspace_bytes; });
+}
+
+vcattn_status vcattn_group_clusters(vcattn_grouping const* grouping, vcattn_options const* options, uint32_t device, int32_t* clusters) {
+  return guarded([&] { require(clusters, "clusters") = sizes_of(grouping, options, device).clusters; });
 }
 
 vcattn_status vcattn_value_energy_removed(vcattn_tensor const* v, int32_t const* permutation, int64_t permutation_count, int32_t block,

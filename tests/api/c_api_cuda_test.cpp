@@ -122,6 +122,8 @@ TEST_F(CApiCuda, GroupingSaysThatThereIsNone) {
   std::size_t bytes = 0;
   expect_error(vcattn_group(&grouping, &options, &call), VCATTN_UNSUPPORTED, "use device cpu");
   expect_error(vcattn_group_workspace_size(&grouping, &options, VCATTN_CUDA, &bytes), VCATTN_UNSUPPORTED, "use device cpu");
+  std::int32_t clusters = 0;
+  expect_error(vcattn_group_clusters(&grouping, &options, VCATTN_CUDA, &clusters), VCATTN_UNSUPPORTED, "use device cpu");
 
   vcattn_schedule* schedule = nullptr;
   ASSERT_EQ(vcattn_schedule_create(VCATTN_SCHEDULE_EVERY_STEP, 4, 0.25, &schedule), VCATTN_OK) << vcattn_last_error();

@@ -94,6 +94,10 @@ TEST_F(CApiMisuse, NullPointers) {
   add("grouping", vcattn_group_workspace_size(nullptr, &options, VCATTN_CPU, &size));
   add("options", vcattn_group_workspace_size(&grouping, nullptr, VCATTN_CPU, &size));
   add("size_bytes", vcattn_group_workspace_size(&grouping, &options, VCATTN_CPU, nullptr));
+  std::int32_t clusters = 0;
+  add("grouping", vcattn_group_clusters(nullptr, &options, VCATTN_CPU, &clusters));
+  add("options", vcattn_group_clusters(&grouping, nullptr, VCATTN_CPU, &clusters));
+  add("clusters", vcattn_group_clusters(&grouping, &options, VCATTN_CPU, nullptr));
   add("v", vcattn_value_energy_removed(nullptr, nullptr, 0, 128, nullptr, 0, &energy, 1));
   add("energy_removed", vcattn_value_energy_removed(&v, nullptr, 0, 128, nullptr, 0, nullptr, 1));
   add("schedule", vcattn_schedule_create(VCATTN_SCHEDULE_NEVER, 4, 0.25, nullptr));
@@ -488,6 +492,8 @@ TEST_F(CApiMisuse, Grouping) {
   EXPECT_EQ(vcattn_group_workspace_size(&grouping, &options, VCATTN_CPU, &workspace_bytes), VCATTN_OK) << vcattn_last_error();
   EXPECT_EQ(workspace_bytes, 0u);
   expect_error(vcattn_group_workspace_size(&grouping, &options, 5, &workspace_bytes), VCATTN_INVALID_ARGUMENT, "device");
+  std::int32_t clusters = 0;
+  expect_error(vcattn_group_clusters(&grouping, &options, 5, &clusters), VCATTN_INVALID_ARGUMENT, "device");
 
   grouping.permutation = reinterpret_cast<std::int32_t*>(c.values().data());
   expect_error(status(), VCATTN_INVALID_ARGUMENT, "overlap");

@@ -280,6 +280,17 @@ TEST_F(CApiGrouping, DefaultClustersAreWhatGroupMakes) {
   }
 }
 
+TEST_F(CApiGrouping, ClustersEqualCpp) {
+  for (char const* const recipe : {"vc8s", "vc8-paper", "sage2"}) {
+    Options const chosen = recipe_options(parse_recipe(recipe));
+    vcattn_options const same = c_options(recipe);
+    vcattn_grouping const g = grouping();
+    std::int32_t clusters = -1;
+    expect_ok(vcattn_group_clusters(&g, &same, VCATTN_CPU, &clusters));
+    EXPECT_EQ(clusters, grouping_sizes(c.problem().v, chosen, seqused).clusters) << recipe;
+  }
+}
+
 TEST_F(CApiGrouping, EnergyEqualsCpp) {
   vcattn_grouping const g = grouping();
   expect_ok(vcattn_group(&g, &c_version, nullptr));

@@ -1,0 +1,268 @@
+"""The backend in diffusers' own classes, with small random weights and heads of 128 channels."""
+
+import gc
+import warnings
+import weakref
+
+import diffusers
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from diffusers.models import attention_dispatch
+from reference import relative_error
+
+import vcattn
+import vcattn.integrations.diffusers as integration
+
+LAYERS = 2
+TOLERANCE = 0.02  # relative, of a model's output; about four times what is measured
+
+
+@pytest.fixture(autouse=True)
+def native_afterwards():
+    torch.manual_seed(1)
+    yield
+    attention_dispatch._AttentionBackendRegistry._active_backend = attention_dispatch.AttentionBackendName.NATIVE
+
+
+def spread_weights(model):
+    """Larger weights than the initial ones, so that attention is far from uniform and matters to the output."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn2" not in name and any(part in name for part in ("to_q", "to_k", "to_v", "to_out")):
+                parameter.mul_(4)
+    return model.eval()
+
+
+def wan_transformer(**changes):
+    config = dict(patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=128, in_channels=4, out_channels=4, text_dim=16, freq_dim=32,
+                  ffn_dim=64, num_layers=LAYERS, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32)  # fmt: skip
+    return spread_weights(WanTransformer3DModel(**(config | changes)))
+
+
+def wan_inputs(batch=1, frames=3, size=16):
+    return dict(hidden_states=torch.randn(batch, 4, frames, size, size), timestep=torch.full((batch,), 500),
+                encoder_hidden_states=torch.randn(batch, 7, 16))  # fmt: skip
+
+
+def run(model, inputs, backend):
+    model.set_attention_backend(backend)
+    with torch.no_grad():
+        return model(**inputs, return_dict=False)[0]
+
+
+def test_output_depends_on_attention(monkeypatch):
+    """What the tolerances of the other tests are worth."""
+    registry, native = attention_dispatch._AttentionBackendRegistry, attention_dispatch.AttentionBackendName.NATIVE
+    model, inputs = wan_transformer(), wan_inputs()
+    expected, original = run(model, inputs, "native"), registry._backends[native]
+
+    def uniform(query, key, value, **options):
+        return value.mean(1, keepdim=True).expand_as(query) if query.shape == key.shape else original(query, key, value, **options)
+
+    monkeypatch.setitem(registry._backends, native, uniform)
+    assert relative_error(run(model, inputs, "native"), expected) > 8 * TOLERANCE
+
+
+@pytest.mark.parametrize("recipe, tolerance", [("auto", TOLERANCE), ("exact", 1e-4)])
+def test_wan_against_native(recipe, tolerance):
+    integration.register("vcattn_test", recipe=recipe)
+    model, inputs = wan_transformer(), wan_inputs()
+    native = run(model, inputs, "native")
+    assert vcattn.stats()["served"] == {}
+    got = run(model, inputs, "vcattn_test")
+    assert 0 < relative_error(got, native) < tolerance
+    assert vcattn.stats() == {"served": {recipe: LAYERS}, "fallback": {}, "bypass": {"diffusers: cross-attention": LAYERS}}
+
+
+def test_heads_outside_the_table_go_to_sdpa_and_are_told():
+    model, inputs = wan_transformer(attention_head_dim=20), wan_inputs()
+    native = run(model, inputs, "native")
+    with pytest.warns(RuntimeWarning, match="head_dim must be a multiple of 8"):
+        assert torch.allclose(run(model, inputs, "vcattn"), native, atol=1e-5)
+    assert sum(vcattn.stats()["fallback"].values()) == LAYERS
+
+
+def test_training_goes_to_native():
+    model, inputs = wan_transformer(), wan_inputs()
+    model.set_attention_backend("vcattn")
+    model(**inputs, return_dict=False)[0].sum().backward()
+    assert vcattn.stats()["bypass"] == {"diffusers: cross-attention": LAYERS, "diffusers: gradient": LAYERS}
+
+
+def test_backend_is_an_enumeration_member():
+    member = attention_dispatch.AttentionBackendName("vcattn")
+    assert member is attention_dispatch.AttentionBackendName.VCATTN and member in list(attention_dispatch.AttentionBackendName)
+    assert member.value == "vcattn" and isinstance(member, str)
+    with attention_dispatch.attention_backend("vcattn"):
+        q = torch.randn(1, 50, 2, 64)
+        out = attention_dispatch.dispatch_attention_fn(q, q, q)
+    assert torch.equal(out, vcattn.attention(q, q, q, "NHD"))
+    with pytest.raises(ValueError, match="lower case"):
+        integration.register("VCATTN")
+
+
+def test_arguments_are_handled_or_passed_on():
+    def call(**arguments):
+        with attention_dispatch.attention_backend("vcattn"):
+            return attention_dispatch.dispatch_attention_fn(q, q, q, **arguments)
+
+    q = torch.randn(2, 60, 2, 64)
+    keys = torch.arange(60) < torch.tensor([[60], [30]])
+    expected = vcattn.attention(q, q, q, "NHD", seqused_k=torch.tensor([60, 30]))
+    for mask in (keys, keys[:, None, None], keys[:, None, :].expand(2, 60, 60)):
+        assert torch.equal(call(attn_mask=mask), expected)
+    assert torch.equal(call(is_causal=True, scale=0.2), vcattn.attention(q, q, q, "NHD", True, 0.2))
+    out, lse = call(attention_kwargs={"return_lse": True})
+    assert torch.equal(out, vcattn.attention(q, q, q, "NHD")) and lse.shape == (2, 2, 60)
+    torch.manual_seed(3)
+    call(dropout_p=0.5)
+    assert vcattn.stats()["bypass"] == {"diffusers: dropout": 1}
+
+
+def test_mask_with_a_bias_goes_to_sdpa():
+    q, bias = torch.randn(1, 60, 2, 64), torch.randn(1, 2, 60, 60)
+    with attention_dispatch.attention_backend("vcattn"), pytest.warns(RuntimeWarning, match="holds a bias"):
+        out = attention_dispatch.dispatch_attention_fn(q, q, q, attn_mask=bias)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, q, q)), attn_mask=bias)
+    assert torch.allclose(out.transpose(1, 2), expected, atol=1e-5)
+
+
+def test_context_parallel_forward_gives_lse_by_sequence():
+    q = torch.randn(1, 60, 2, 64)
+    out, lse = integration._context_parallel_forward("vc8", None, q, q, q, return_lse=True)
+    expected, expected_lse = vcattn.attention(q, q, q, "NHD", recipe="vc8", return_lse=True)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse.transpose(1, 2)) and lse.is_contiguous()
+    assert attention_dispatch._AttentionBackendRegistry._is_context_parallel_available(attention_dispatch.AttentionBackendName("vcattn"))
+
+
+HunyuanVideo15 = getattr(diffusers, "HunyuanVideo15Transformer3DModel", None)
+
+
+@pytest.mark.parametrize("valid", [6, 3])
+def test_hunyuan_video_15_masks(valid):
+    assert HunyuanVideo15 is not None, "diffusers >= 0.36 is required by this test"
+    model = spread_weights(HunyuanVideo15(
+        in_channels=8, out_channels=4, num_attention_heads=2, attention_head_dim=128, num_layers=LAYERS, num_refiner_layers=1, mlp_ratio=2.0,
+        patch_size=1, patch_size_t=1, text_embed_dim=16, text_embed_2_dim=16, image_embed_dim=16, rope_axes_dim=(16, 56, 56), target_size=8))  # fmt: skip
+    text_mask = torch.arange(6)[None] < valid
+    inputs = dict(hidden_states=torch.randn(1, 8, 3, 8, 8), timestep=torch.tensor([500.0]), encoder_hidden_states=torch.randn(1, 6, 16),
+                  encoder_attention_mask=text_mask.long(), encoder_hidden_states_2=torch.randn(1, 5, 16),
+                  encoder_attention_mask_2=(torch.arange(5)[None] < 2).long(), image_embeds=torch.zeros(1, 4, 16))  # fmt: skip
+    native = run(model, inputs, "native")
+    got = run(model, inputs, "vcattn")
+    assert torch.isfinite(got).all() and relative_error(got, native) < TOLERANCE
+    stats = vcattn.stats()
+    assert stats["served"]["auto"] >= LAYERS and stats["fallback"] == {}
+
+
+def wan_pipeline(**changes):
+    parts = dict(tokenizer=None, text_encoder=None, vae=None, scheduler=FlowMatchEulerDiscreteScheduler(), transformer=wan_transformer())
+    pipe = WanPipeline(**(parts | changes))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def generate(pipe, steps, size=128, **changes):
+    generator = torch.Generator().manual_seed(2)
+    arguments = dict(prompt_embeds=torch.randn(1, 7, 16, generator=generator), negative_prompt_embeds=torch.randn(1, 7, 16, generator=generator),
+                     height=size, width=size, num_frames=9, num_inference_steps=steps, guidance_scale=3.0, output_type="latent",
+                     latents=torch.randn(1, 4, 3, size // 8, size // 8, generator=generator))  # fmt: skip
+    return pipe(**(arguments | changes)).frames
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """(step, layer, branch) of every call that had a state."""
+    calls = []
+    original = vcattn.GroupingState.at
+
+    def at(self, step, *, layer, branch=0):
+        calls.append((id(self), step, layer, branch))
+        return original(self, step, layer=layer, branch=branch)
+
+    monkeypatch.setattr(vcattn.GroupingState, "at", at)
+    return calls
+
+
+def test_session_keys_every_layer_and_branch(recorded):
+    pipe = wan_pipeline()
+    pipe.transformer.set_attention_backend("native")
+    native = generate(pipe, 4)
+    pipe.transformer.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 4) as session:
+        out = generate(pipe, 4)
+        # attn1 and attn2 of each layer are modules with a backend: self-attention is every second one.
+        assert [call[1:] for call in recorded] == [(step, layer, branch) for step in range(4) for branch in range(2) for layer in (0, 2)]
+        assert session.step == 4 and session.keys() == [(0, layer, branch) for layer in (0, 2) for branch in (0, 1)]
+    assert relative_error(out, native) < TOLERANCE
+    assert vcattn.stats()["served"] == {"auto": 16} and vcattn.stats()["fallback"] == {}
+
+
+def test_session_leaves_nothing_behind():
+    pipe = wan_pipeline()
+    pipe.transformer.set_attention_backend("vcattn")
+    with pytest.raises(KeyError), vcattn.session(pipe, 3) as session:
+        generate(pipe, 3)
+        states = [weakref.ref(state) for state in session._states.values()]
+        raise KeyError
+    gc.collect()
+    assert integration._active == [] and len(states) == 1 and states[0]() is None
+    assert "step" not in vars(pipe.scheduler) and "set_timesteps" not in vars(pipe.scheduler)
+    assert "cache_context" not in vars(pipe.transformer)
+    assert not any(module._forward_pre_hooks for module in pipe.transformer.modules())
+    generate(pipe, 1)
+
+
+def test_session_survives_a_failed_forward_and_a_new_resolution():
+    pipe = wan_pipeline()
+    pipe.transformer.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 2) as session:
+        with pytest.raises(RuntimeError):
+            generate(pipe, 2, prompt_embeds=torch.randn(1, 7, 15))
+        assert session._model is None
+        first = generate(pipe, 2)
+        generate(pipe, 2, size=160)
+        assert torch.equal(generate(pipe, 2), first)
+    inputs = [wan_inputs(size=16), wan_inputs(size=20)]
+    with vcattn.session(pipe, 5), torch.no_grad():  # without set_timesteps in between
+        for x in inputs:
+            pipe.transformer(**x)
+            pipe.scheduler._step_index = 0
+            pipe.scheduler.set_timesteps(5)
+
+
+def test_session_of_two_experts(recorded):
+    pipe = wan_pipeline(transformer_2=wan_transformer(), boundary_ratio=0.6)
+    for model in (pipe.transformer, pipe.transformer_2):
+        model.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 6) as session:
+        generate(pipe, 6)
+        assert {key[0] for key in session.keys()} == {0, 1}
+    states = list(dict.fromkeys(call[0] for call in recorded))
+    assert len(states) == 2
+    for state in states:  # each counts its own steps from 0
+        steps = sorted({call[1] for call in recorded if call[0] == state})
+        assert steps == list(range(len(steps)))
+
+
+def test_session_recipe_and_refusals():
+    pipe = wan_pipeline()
+    pipe.transformer.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 1, recipe="vc8", policy="never"):
+        generate(pipe, 1)
+    assert vcattn.stats()["served"] == {"vc8": 2 * LAYERS}
+    with pytest.raises(ValueError, match="policy must be one of"), vcattn.session(pipe, 1, policy="x"):
+        pass
+    with pytest.raises(ValueError, match="a pipeline with a transformer"), vcattn.session(object(), 1):
+        pass
+
+
+def test_compile_fullgraph_of_the_real_class():
+    model, inputs = wan_transformer(), wan_inputs()
+    expected = run(model, inputs, "vcattn")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs, return_dict=False)[0]
+    assert torch.allclose(got, expected, atol=1e-4)
+    assert vcattn.stats()["served"] == {"auto": 2 * LAYERS}

@@ -1,0 +1,270 @@
+"""Integrations on stubs of their hosts, which have the hosts' signatures (recorded from their sources of May to September 2026)."""
+
+import enum
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+from reference import TOLERANCE, relative_error
+
+import vcattn
+import vcattn.integrations
+from vcattn.integrations import comfyui, longcat, wan
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(1)
+
+
+def hnd(seqlen=100, heads=2, head_dim=64, batch=1):
+    return torch.randn(3, batch, heads, seqlen, head_dim).unbind()
+
+
+def exact(q, k, v, **options):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+
+def close(got, expected):
+    return got.shape == expected.shape and 0 < relative_error(got, expected) < TOLERANCE["vc8s"]
+
+
+def forget_integration(name, monkeypatch):
+    """Lets the next import of an integration see the stub of the running test."""
+    monkeypatch.delitem(sys.modules, f"vcattn.integrations.{name}", raising=False)
+    monkeypatch.delattr(vcattn.integrations, name, raising=False)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Puts a stub module with these members, and its parents, where `import` finds it."""
+
+    def make(name, **members):
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            parent = ".".join(parts[:i])
+            if parent not in sys.modules:
+                monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        stub = types.ModuleType(name)
+        vars(stub).update(members)
+        monkeypatch.setitem(sys.modules, name, stub)
+        for i in range(1, len(parts)):
+            monkeypatch.setattr(sys.modules[".".join(parts[:i])], parts[i], sys.modules[".".join(parts[: i + 1])], raising=False)
+        return stub
+
+    return make
+
+
+# --- ComfyUI --------------------------------------------------------------------------------------------------------------------------
+
+
+def comfy_default(q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, skip_output_reshape=False, **kwargs):
+    if not skip_reshape:
+        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    out = exact(q, k, v, attn_mask=mask, scale=kwargs.get("scale"))
+    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
+
+
+class ComfyModel:
+    def __init__(self, options=None):
+        self.model_options = {"transformer_options": options or {}}
+
+    def clone(self):
+        return ComfyModel(self.model_options["transformer_options"])
+
+
+def comfy_override(**changes):
+    model = ComfyModel({"kept": 1})
+    arguments = dict(recipe="auto", grouping="first_quarter", refresh_interval=4) | changes
+    (patched,) = comfyui.NODE_CLASS_MAPPINGS["VcattnAttention"]().patch(model, **arguments)
+    assert "optimized_attention_override" not in model.model_options["transformer_options"]
+    options = patched.model_options["transformer_options"]
+    assert options["kept"] == 1
+    return options["optimized_attention_override"]
+
+
+@pytest.mark.parametrize("skip_reshape", [False, True])
+@pytest.mark.parametrize("skip_output_reshape", [False, True])
+def test_comfyui_layouts(skip_reshape, skip_output_reshape):
+    q, k, v = hnd()
+    arguments = (q, k, v) if skip_reshape else tuple(x.transpose(1, 2).flatten(2) for x in (q, k, v))
+    options = dict(skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, scale=0.2)
+    got = comfy_override()(comfy_default, *arguments, 2, some_new_option=1, low_precision_attention=True, **options)
+    assert close(got, comfy_default(*arguments, 2, **options))
+
+
+def test_comfyui_bypass():
+    q, k, v = hnd()
+    override = comfy_override()
+    short = (q, k[:, :, :7], v[:, :, :7])
+    assert torch.equal(override(comfy_default, *short, 2, skip_reshape=True), comfy_default(*short, 2, skip_reshape=True))
+    assert torch.equal(override(comfy_default, q, k, v, 2, skip_reshape=True, low_precision_attention=False), comfy_default(q, k, v, 2, skip_reshape=True))
+    assert vcattn.stats()["bypass"] == {"comfyui: cross-attention": 1, "comfyui: low_precision_attention=False": 1}
+    mask = torch.ones(100, 100, dtype=torch.bool)
+    assert close(override(comfy_default, q, k, v, 2, mask, skip_reshape=True, skip_output_reshape=True), exact(q, k, v))
+
+
+def test_comfyui_schedule():
+    override = comfy_override(grouping="every_step")
+    sample_sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
+    places = []
+    for sigma in sample_sigmas[:-1]:
+        for branch in ([0], [1]):
+            options = {"sigmas": sigma[None], "sample_sigmas": sample_sigmas, "cond_or_uncond": branch}
+            for _ in range(2):  # layers
+                q, k, v = hnd()
+                override(comfy_default, q, k, v, 2, skip_reshape=True, transformer_options=options)
+                places.append((override._step, override._layer - 1, override._branches[tuple(branch)]))
+    assert places == [(step, layer, branch) for step in range(3) for branch in range(2) for layer in range(2)]
+    assert len(override._state) == 4
+    q, k, v = hnd(seqlen=130)  # another resolution
+    override(comfy_default, q, k, v, 2, skip_reshape=True, transformer_options={"sigmas": sample_sigmas[1:2], "sample_sigmas": sample_sigmas})
+
+
+def test_comfyui_node_folder():
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[3] / "integrations" / "comfyui" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("vcattn_node", path)
+    node = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(node)
+    cls = node.NODE_CLASS_MAPPINGS["VcattnAttention"]
+    assert list(inspect.signature(cls.patch).parameters)[1:] == list(cls.INPUT_TYPES()["required"])
+
+
+# --- LightX2V -------------------------------------------------------------------------------------------------------------------------
+
+
+class LightRegister(dict):
+    def register(self, target, key=None):
+        self[key] = target
+
+
+def test_lightx2v(module, monkeypatch):
+    registry = module("lightx2v.utils.registry_factory", ATTN_WEIGHT_REGISTER=LightRegister()).ATTN_WEIGHT_REGISTER
+    forget_integration("lightx2v", monkeypatch)
+    import vcattn.integrations.lightx2v
+
+    weight = registry["vcattn"]()
+    weight.set_config({"vcattn_recipe": "vc8"})
+    weight.load({}), weight.to_cpu(), weight.to_cuda()
+    assert weight.state_dict() == {}
+    template = ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv", "kwargs"]
+    assert list(inspect.signature(weight.apply).parameters) == template
+    q, k, v = (x.transpose(1, 2)[0] for x in hnd())  # [L, H, D]
+    expected = exact(*(x[None].transpose(1, 2) for x in (q, k, v))).transpose(1, 2).flatten(2)[0]
+    cu = torch.tensor([0, 100], dtype=torch.int32)
+    for arguments in ((q, k, v), (q[None], k[None], v[None])):
+        got = weight.apply(*arguments, cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=100, max_seqlen_kv=100, model_cls="wan")
+        assert got.shape == (100, 128) and 0 < relative_error(got, expected) < TOLERANCE["vc8"]
+    packed = weight.apply(q, k, v, torch.tensor([0, 60, 100]), torch.tensor([0, 60, 100]), 60, 60)
+    assert torch.equal(packed[:60], weight.apply(q[:60], k[:60], v[:60]))
+    out, lse = weight.apply_with_lse(q, k, v)
+    assert torch.equal(out, weight.apply(q, k, v)) and lse.shape == (100, 2)
+    assert vcattn.stats()["served"].keys() == {"vc8"}
+
+
+# --- xDiT -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_xdit(module, monkeypatch):
+    Backend = enum.Enum("AttentionBackendType", ["SDPA", "SAGE"])
+
+    def sdpa_call(query, key, value, dropout_p, is_causal, attention_kwargs=None):
+        return exact(query, key, value, is_causal=is_causal), None
+
+    registry = {Backend.SDPA: sdpa_call}
+    module("xfuser.core.distributed.attention_backend", ATTENTION_FUNCTION_REGISTRY=registry, AttentionBackendType=Backend)
+    forget_integration("xdit", monkeypatch)
+    from vcattn.integrations import xdit
+
+    xdit.use(Backend.SDPA, recipe="vc8s")
+    xdit.use(Backend.SDPA, recipe="vc8s")
+    assert list(inspect.signature(registry[Backend.SDPA]).parameters) == list(inspect.signature(sdpa_call).parameters)
+    q, k, v = hnd()
+    out, lse = registry[Backend.SDPA](q, k, v, 0.0, False, {})
+    assert close(out, exact(q, k, v)) and lse.shape == (1, 2, 100)
+    short = (q, k[:, :, :7], v[:, :, :7], 0.0, False)
+    assert torch.equal(registry[Backend.SDPA](*short)[0], exact(*short[:3]))
+    assert vcattn.stats()["bypass"] == {"xdit: cross-attention": 1}
+    with pytest.raises(ValueError, match="one that xDiT has registered"):
+        xdit.use(Backend.SAGE)
+    xdit.restore(Backend.SDPA)
+    assert registry[Backend.SDPA] is sdpa_call
+
+
+# --- Wan ------------------------------------------------------------------------------------------------------------------------------
+
+
+def wan_flash_attention(q, k, v, q_lens=None, k_lens=None, dropout_p=0.0, softmax_scale=None, q_scale=None, causal=False,
+                        window_size=(-1, -1), deterministic=False, dtype=torch.bfloat16, version=None):  # fmt: skip
+    return torch.zeros_like(q)  # the original needs a GPU
+
+
+def test_wan(module):
+    home = module("wan.modules.attention", flash_attention=wan_flash_attention)
+    model = module("wan.modules.model", flash_attention=wan_flash_attention)
+    wan.enable(recipe="vc8s")
+    wan.enable()
+    assert tuple(inspect.signature(model.flash_attention).parameters) == wan.PARAMETERS and model.flash_attention is home.flash_attention
+    q, k, v = (x.transpose(1, 2) for x in hnd())
+    expected = exact(*(x.transpose(1, 2) for x in (q, k[:, :60], v[:, :60])), scale=0.1).transpose(1, 2)
+    out = model.flash_attention(q, k, v.bfloat16(), k_lens=torch.tensor([60]), softmax_scale=0.2, q_scale=0.5, window_size=(-1, -1))
+    assert out.dtype == torch.float32 and close(out, expected)
+    assert (model.flash_attention(q, k[:, :5], v[:, :5]) == 0).all() and (model.flash_attention(q, k, v, window_size=(8, 0)) == 0).all()
+    assert vcattn.stats()["bypass"] == {"wan: cross-attention": 1, "wan: window": 1}
+    wan.disable()
+    assert home.flash_attention is wan_flash_attention and model.flash_attention is wan_flash_attention
+    home.flash_attention = lambda q, k, v: q
+    with pytest.raises(vcattn.UnsupportedError, match="must have the parameters q, k, v, q_lens"):
+        wan.enable()
+
+
+# --- LongCat-Video --------------------------------------------------------------------------------------------------------------------
+
+
+def ulysses_wrapper(function):
+    def wrapper(self, query, key, value, shape):
+        return function(self, query, key, value, shape)
+
+    return wrapper
+
+
+def longcat_model():
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.enable_bsa, self.qkv = 64**-0.5, False, torch.nn.Linear(128, 3 * 128)
+
+        @ulysses_wrapper
+        def _process_attn(self, q, k, v, shape):
+            return torch.zeros_like(q)
+
+        def forward(self, x, shape=(1, 1, 1)):
+            q, k, v = self.qkv(x).view(2, -1, 3, 2, 64).permute(2, 0, 3, 1, 4).unbind(0)  # HND views of a fused QKV
+            return self._process_attn(q, k, v, shape), exact(q, k, v)
+
+    return torch.nn.Sequential(Attention())
+
+
+def test_longcat():
+    model = longcat_model()
+    x = torch.randn(2, 100, 128)
+    longcat.enable(model)
+    longcat.enable(model)
+    with torch.no_grad():
+        got, expected = model(x)
+        assert close(got, expected)
+        model[0].enable_bsa = True
+        assert (model[0](x, shape=(4, 5, 5))[0] == 0).all()
+        q, k, v = hnd()
+        model[0].enable_bsa = False
+        assert (model[0]._process_attn(q[:, :, :5], k, v, (1, 1, 1)) == 0).all()
+    assert vcattn.stats()["bypass"] == {"longcat: block-sparse": 1, "longcat: condition frames": 1}
+    longcat.disable(model)
+    assert (model(x)[0] == 0).all()
+    with pytest.raises(vcattn.UnsupportedError, match="_process_attn"):
+        longcat.enable(torch.nn.Linear(1, 1))

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Installs a wheel into virtual environments and runs tests/python there: first without torch, then with torch and diffusers from PyPI.
+#
+#     tools/test_python.sh FOLDER ENVIRONMENTS [TESTS]
+#
+# FOLDER: holds the wheel; ENVIRONMENTS: folder of the environments, kept for the next run; TESTS: run these alone, with torch.
+set -euo pipefail
+[ $# = 2 ] || [ $# = 3 ] || { sed -n '2,6s/^# \?//p' "$0" >&2; exit 2; }
+wheel=$(realpath "$1"/vcattn-*.whl)
+mkdir -p "$2"
+environments=$(realpath "$2")
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONNOUSERSITE=1
+unset PYTHONPATH VCATTN_LIBRARY
+
+# run_tests ENVIRONMENT EXTRA TESTS
+run_tests() {
+  local env="$environments/$1"
+  [ -d "$env" ] || python3 -m venv "$env"
+  "$env/bin/pip" install --quiet --upgrade pip
+  "$env/bin/pip" install --quiet "$wheel[$2]"
+  "$env/bin/pip" install --quiet --no-deps --force-reinstall "$wheel"  # the version is the same from run to run
+  "$env/bin/python" -m pytest "$3"
+}
+
+if [ $# = 3 ]; then
+  run_tests torch test-torch "$3"
+else
+  run_tests plain test tests/python/core
+  run_tests torch test-torch tests/python
+fi
