@@ -1,7 +1,18 @@
-"""Prints microseconds of host time of calls on small CUDA tensors, in which the kernels are enqueued and not waited for."""
+"""Prints microseconds of host time of calls on small CUDA tensors, in which the kernels are enqueued and not waited for.
 
+    python tests/python/gpu/host_time.py [--json FILE --commit SHA --tests LOG]
+
+FILE: a record of them; SHA: what the package was built from; LOG: output of `python -m pytest tests/python/gpu`, whose summary is recorded.
+"""
+
+import argparse
+import datetime
 import gc
+import json
+import platform
+import re
 import time
+from pathlib import Path
 
 import torch
 from cuda_cases import tensors
@@ -33,7 +44,30 @@ def library_alone(request, output):
     return lambda: _abi.call("attend", request.problem, request.options, output, call)
 
 
+def summary(log):
+    """Numbers of tests by outcome, from pytest's last line."""
+    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)", log.read_text().strip().splitlines()[-1])
+    if not counts:
+        raise SystemExit(f"host_time: {log} does not end with pytest's summary")
+    return {outcome: int(count) for count, outcome in counts}
+
+
+def record(figures, commit, tests):
+    return {"kind": "python-host-time", "date": datetime.date.today().isoformat(), "commit": commit,
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())], "torch": torch.__version__,
+            "python": platform.python_version(), "vcattn": vcattn.__version__, "tests": tests,
+            "microseconds": {name: round(figure, 1) for name, figure in figures.items()}}  # fmt: skip
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--commit", metavar="SHA")
+    parser.add_argument("--tests", type=Path, metavar="LOG")
+    arguments = parser.parse_args()
+    if arguments.json and not (arguments.commit and arguments.tests):
+        parser.error("--json needs --commit and --tests")
+    tests = summary(arguments.tests) if arguments.json else None  # a log that does not do is refused before anything is measured
     gc.disable()
     q, k, v = tensors(batch=1, heads=1, heads_kv=1, seqlen_q=128, seqlen_kv=128)
     state, options = vcattn.GroupingState(8), ("HND", False, None, "vc8s", None, None, 0, "error", False)
@@ -58,6 +92,8 @@ def main():
     })  # fmt: skip
     for name, figure in figures.items():
         print(f"{name:<28} {figure:.1f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record(figures, arguments.commit, tests), indent=2) + "\n")
 
 
 if __name__ == "__main__":
