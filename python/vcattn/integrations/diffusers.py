@@ -90,8 +90,8 @@ def _native(**arguments: Any) -> Any:
     return dispatch._AttentionBackendRegistry._backends[name](**{key: value for key, value in arguments.items() if key in known})
 
 
-def register(name: str = "vcattn", recipe: str = "auto") -> None:
-    """Adds an attention backend to diffusers; again with the same name replaces it.
+def add_backend(name: str, function: Callable[..., Any]) -> None:
+    """Adds an attention function to the backends of diffusers; again with the same name replaces it.
 
     diffusers keeps its backends in a closed enumeration, to which the member is added at run time; nothing of diffusers is patched.
 
@@ -99,8 +99,9 @@ def register(name: str = "vcattn", recipe: str = "auto") -> None:
     ----------
     name
         What ``set_attention_backend`` gets, in lower case.
-    recipe
-        As for `vcattn.attention`.
+    function
+        Called with query, key and value [B, S, H, D], and those of attn_mask, dropout_p, is_causal, scale, enable_gqa and _parallel_config
+        that its signature names: diffusers drops the others silently.
     """
     if name != name.lower():
         raise ValueError(f"name must be in lower case, as set_attention_backend() looks for it; got {name!r}")
@@ -111,12 +112,26 @@ def register(name: str = "vcattn", recipe: str = "auto") -> None:
         enum._member_map_[member._name_] = enum._value2member_map_[name] = member
         enum._member_names_.append(member._name_)
         type.__setattr__(enum, member._name_, member)
-    backend, function = enum(name), _backend(recipe)
+    backend = enum(name)
     registry._backends[backend] = function
     registry._constraints[backend] = []
     registry._supported_arg_names[backend] = set(inspect.signature(function).parameters)
-    parallel = getattr(registry, "_supports_context_parallel", None)  # a dict in older releases, a set of values in newer ones
-    if isinstance(parallel, dict):
+
+
+def register(name: str = "vcattn", recipe: str = "auto") -> None:
+    """Adds an attention backend with a recipe to diffusers; again with the same name replaces it.
+
+    Parameters
+    ----------
+    name
+        What ``set_attention_backend`` gets, in lower case.
+    recipe
+        As for `vcattn.attention`.
+    """
+    add_backend(name, _backend(recipe))
+    backend = dispatch.AttentionBackendName(name)
+    parallel = getattr(dispatch._AttentionBackendRegistry, "_supports_context_parallel", None)
+    if isinstance(parallel, dict):  # in older releases; a set of values in newer ones
         parallel[backend] = True
     elif parallel is not None:
         parallel.add(backend.value)
