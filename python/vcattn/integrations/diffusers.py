@@ -24,6 +24,8 @@ from vcattn import _stats
 from vcattn._attention import attention
 from vcattn.grouping import GroupingState, StepState
 
+# Of a pipeline: Wan2.2 has two experts, MiniMax-H3 another model where it is given references.
+_TRANSFORMERS = ("transformer", "transformer_2", "transformer_ref")
 _active: list[Session] = []
 
 
@@ -243,7 +245,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
     Parameters
     ----------
     pipe
-        A diffusers pipeline with ``scheduler`` and ``transformer``, for Wan2.2 also ``transformer_2``.
+        A diffusers pipeline with ``scheduler`` and ``transformer``; for Wan2.2 also ``transformer_2``, for MiniMax-H3 ``transformer_ref``.
     num_inference_steps
         As the pipeline is called with.
     recipe
@@ -262,7 +264,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
     an exception, everything is as before and the state is freed. The hooks do not go into a graph of torch.compile: compile blocks without
     ``fullgraph``, or do without a session.
     """
-    models = [model for model in (getattr(pipe, name, None) for name in ("transformer", "transformer_2")) if model is not None]
+    models = [model for model in (getattr(pipe, name, None) for name in _TRANSFORMERS) if model is not None]
     if not models:
         raise ValueError(f"session needs a pipeline with a transformer; got {type(pipe).__name__}")
     if not any(_attention_modules(model) for model in models):

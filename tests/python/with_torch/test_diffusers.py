@@ -7,7 +7,7 @@ import weakref
 import diffusers
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
 from diffusers.models import attention_dispatch
 from reference import relative_error
 
@@ -51,16 +51,22 @@ def run(model, inputs, backend):
         return model(**inputs, return_dict=False)[0]
 
 
-def test_output_depends_on_attention(monkeypatch):
-    """What the tolerances of the other tests are worth."""
+@pytest.fixture
+def make_uniform(monkeypatch):
+    """Replaces native self-attention by the mean of V: what an error is when attention is lost, and so what a tolerance is worth."""
     registry, native = attention_dispatch._AttentionBackendRegistry, attention_dispatch.AttentionBackendName.NATIVE
-    model, inputs = wan_transformer(), wan_inputs()
-    expected, original = run(model, inputs, "native"), registry._backends[native]
+    original = registry._backends[native]
 
     def uniform(query, key, value, **options):
         return value.mean(1, keepdim=True).expand_as(query) if query.shape == key.shape else original(query, key, value, **options)
 
-    monkeypatch.setitem(registry._backends, native, uniform)
+    return lambda: monkeypatch.setitem(registry._backends, native, uniform)
+
+
+def test_output_depends_on_attention(make_uniform):
+    model, inputs = wan_transformer(), wan_inputs()
+    expected = run(model, inputs, "native")
+    make_uniform()
     assert relative_error(run(model, inputs, "native"), expected) > 8 * TOLERANCE
 
 
@@ -199,6 +205,23 @@ def test_session_keys_every_layer_and_branch(recorded):
     assert vcattn.stats()["served"] == {"auto": 16} and vcattn.stats()["fallback"] == {}
 
 
+def test_frames_of_a_whole_pipeline(make_uniform):
+    """With a VAE, whose own attention stays what it was; exact, since a random decoder turns any small error into a large one."""
+    vae = AutoencoderKLWan(base_dim=3, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True],
+                           latents_mean=[0.0] * 4, latents_std=[1.0] * 4)  # fmt: skip
+    pipe = wan_pipeline(vae=vae.eval())
+    pipe.transformer.set_attention_backend("native")
+    native = generate(pipe, 2, size=64, output_type="pt")
+    pipe.transformer.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 2, recipe="exact"):
+        frames = generate(pipe, 2, size=64, output_type="pt")
+    assert vcattn.stats()["served"] == {"exact": 2 * 2 * LAYERS} and vcattn.stats()["fallback"] == {}
+    assert frames.shape == (1, 9, 3, 64, 64) and relative_error(frames, native) < 1e-4
+    make_uniform()
+    pipe.transformer.set_attention_backend("native")
+    assert relative_error(generate(pipe, 2, size=64, output_type="pt"), native) > 0.01
+
+
 def test_session_leaves_nothing_behind():
     pipe = wan_pipeline()
     pipe.transformer.set_attention_backend("vcattn")
@@ -234,11 +257,14 @@ def test_session_survives_a_failed_forward_and_a_new_resolution():
 
 def test_session_of_two_experts(recorded):
     pipe = wan_pipeline(transformer_2=wan_transformer(), boundary_ratio=0.6)
+    pipe.transformer.set_attention_backend("native")
+    native = generate(pipe, 6)
     for model in (pipe.transformer, pipe.transformer_2):
         model.set_attention_backend("vcattn")
     with vcattn.session(pipe, 6) as session:
-        generate(pipe, 6)
+        assert 0 < relative_error(generate(pipe, 6), native) < TOLERANCE
         assert {key[0] for key in session.keys()} == {0, 1}
+    assert vcattn.stats()["served"] == {"auto": 6 * 2 * LAYERS} and vcattn.stats()["fallback"] == {}
     states = list(dict.fromkeys(call[0] for call in recorded))
     assert len(states) == 2
     for state in states:  # each counts its own steps from 0
