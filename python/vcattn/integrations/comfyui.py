@@ -2,11 +2,13 @@
 put into ComfyUI's ``custom_nodes``.
 
 Works through ``transformer_options["optimized_attention_override"]`` of a cloned model; nothing of ComfyUI is patched, and text encoders,
-which have no transformer options, are not touched.
+which have no transformer options, are not touched. Self-attention is served; cross-attention, and calls that a model marks with
+``low_precision_attention=False``, go to ComfyUI's own attention.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +19,27 @@ from vcattn._attention import attention
 from vcattn.grouping import POLICIES, GroupingState, StepState
 
 
+def _nothing() -> None:
+    """A weak reference to nothing."""
+
+
 class Override:
     """``f(default, q, k, v, heads, ...)`` as ComfyUI calls it: q, k, v [B, S, H * D], or [B, H, S, D] with skip_reshape."""
 
     def __init__(self, recipe: str, policy: str, refresh_interval: int):
+        _abi.options(recipe)  # refuses what cannot be, before anything is sampled
         self.recipe, self._schedule = recipe, {"policy": policy, "refresh_interval": refresh_interval}
         self._sigmas: Any = None  # of the forward pass that is running
-        self._sample_sigmas: Any = None  # of the generation that is running
+        self._sample_sigmas: Any = _nothing  # weak reference to those of the generation that is running
         self._state: GroupingState | None = None
         self._step = self._layer = 0
         self._branch: tuple[int, ...] = ()
         self._branches: dict[tuple[int, ...], int] = {}
         self._shapes: dict[tuple[int, int], Any] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Override:
+        """ComfyUI copies the options of a model with every clone, which begins anew."""
+        return Override(self.recipe, **self._schedule)
 
     def __call__(self, default: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: Any = None,
                  attn_precision: Any = None, skip_reshape: bool = False, skip_output_reshape: bool = False, **kwargs: Any) -> torch.Tensor:  # fmt: skip
@@ -53,8 +64,8 @@ class Override:
         if sigmas is None or sample_sigmas is None:
             return None
         branch = tuple(options.get("cond_or_uncond", ()))
-        if sample_sigmas is not self._sample_sigmas:
-            self._sample_sigmas, self._sigmas = sample_sigmas, None
+        if sample_sigmas is not self._sample_sigmas():
+            self._sample_sigmas, self._sigmas = weakref.ref(sample_sigmas, self._end), None
             self._state = GroupingState(max(len(sample_sigmas) - 1, 1), **self._schedule)
             self._branches, self._shapes = {}, {}
         if sigmas is not self._sigmas or branch != self._branch:  # a new forward pass: one look at the numbers
@@ -70,6 +81,11 @@ class Override:
             self._state.forget(layer=key[0], branch=key[1])
             self._shapes[key] = shape
         return self._state.at(self._step, layer=key[0], branch=key[1])
+
+    def _end(self, sample_sigmas: Any) -> None:
+        """The sampler has let go of its sigmas: nothing is kept until the next generation."""
+        if sample_sigmas is self._sample_sigmas:
+            self._state = self._sigmas = None
 
 
 class VcattnAttention:

@@ -14,9 +14,10 @@ import torch.multiprocessing
 def work(rank, kind, port, folder):
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
     torch.set_num_threads(1)
+    from diffusers import ContextParallelConfig
+
     torch.accelerator.device_count = lambda: 1  # diffusers takes a rank modulo this, which is 0 without a GPU
     torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    from diffusers import ContextParallelConfig
     from reference import relative_error
     from test_diffusers import run, wan_inputs, wan_transformer
 

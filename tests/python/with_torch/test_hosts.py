@@ -11,7 +11,7 @@ from reference import TOLERANCE, relative_error
 
 import vcattn
 import vcattn.integrations
-from vcattn.integrations import comfyui, longcat, wan
+from vcattn.integrations import longcat, wan
 
 
 @pytest.fixture(autouse=True)
@@ -55,84 +55,6 @@ def module(monkeypatch):
         return stub
 
     return make
-
-
-# --- ComfyUI --------------------------------------------------------------------------------------------------------------------------
-
-
-def comfy_default(q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, skip_output_reshape=False, **kwargs):
-    if not skip_reshape:
-        q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    out = exact(q, k, v, attn_mask=mask, scale=kwargs.get("scale"))
-    return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
-
-
-class ComfyModel:
-    def __init__(self, options=None):
-        self.model_options = {"transformer_options": options or {}}
-
-    def clone(self):
-        return ComfyModel(self.model_options["transformer_options"])
-
-
-def comfy_override(**changes):
-    model = ComfyModel({"kept": 1})
-    arguments = dict(recipe="auto", grouping="first_quarter", refresh_interval=4) | changes
-    (patched,) = comfyui.NODE_CLASS_MAPPINGS["VcattnAttention"]().patch(model, **arguments)
-    assert "optimized_attention_override" not in model.model_options["transformer_options"]
-    options = patched.model_options["transformer_options"]
-    assert options["kept"] == 1
-    return options["optimized_attention_override"]
-
-
-@pytest.mark.parametrize("skip_reshape", [False, True])
-@pytest.mark.parametrize("skip_output_reshape", [False, True])
-def test_comfyui_layouts(skip_reshape, skip_output_reshape):
-    q, k, v = hnd()
-    arguments = (q, k, v) if skip_reshape else tuple(x.transpose(1, 2).flatten(2) for x in (q, k, v))
-    options = dict(skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, scale=0.2)
-    got = comfy_override()(comfy_default, *arguments, 2, some_new_option=1, low_precision_attention=True, **options)
-    assert close(got, comfy_default(*arguments, 2, **options))
-
-
-def test_comfyui_bypass():
-    q, k, v = hnd()
-    override = comfy_override()
-    short = (q, k[:, :, :7], v[:, :, :7])
-    assert torch.equal(override(comfy_default, *short, 2, skip_reshape=True), comfy_default(*short, 2, skip_reshape=True))
-    assert torch.equal(override(comfy_default, q, k, v, 2, skip_reshape=True, low_precision_attention=False), comfy_default(q, k, v, 2, skip_reshape=True))
-    assert vcattn.stats()["bypass"] == {"comfyui: cross-attention": 1, "comfyui: low_precision_attention=False": 1}
-    mask = torch.ones(100, 100, dtype=torch.bool)
-    assert close(override(comfy_default, q, k, v, 2, mask, skip_reshape=True, skip_output_reshape=True), exact(q, k, v))
-
-
-def test_comfyui_schedule():
-    override = comfy_override(grouping="every_step")
-    sample_sigmas = torch.tensor([1.0, 0.75, 0.5, 0.0])
-    places = []
-    for sigma in sample_sigmas[:-1]:
-        for branch in ([0], [1]):
-            options = {"sigmas": sigma[None], "sample_sigmas": sample_sigmas, "cond_or_uncond": branch}
-            for _ in range(2):  # layers
-                q, k, v = hnd()
-                override(comfy_default, q, k, v, 2, skip_reshape=True, transformer_options=options)
-                places.append((override._step, override._layer - 1, override._branches[tuple(branch)]))
-    assert places == [(step, layer, branch) for step in range(3) for branch in range(2) for layer in range(2)]
-    assert len(override._state) == 4
-    q, k, v = hnd(seqlen=130)  # another resolution
-    override(comfy_default, q, k, v, 2, skip_reshape=True, transformer_options={"sigmas": sample_sigmas[1:2], "sample_sigmas": sample_sigmas})
-
-
-def test_comfyui_node_folder():
-    import importlib.util
-    from pathlib import Path
-
-    path = Path(__file__).parents[3] / "integrations" / "comfyui" / "__init__.py"
-    spec = importlib.util.spec_from_file_location("vcattn_node", path)
-    node = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(node)
-    cls = node.NODE_CLASS_MAPPINGS["VcattnAttention"]
-    assert list(inspect.signature(cls.patch).parameters)[1:] == list(cls.INPUT_TYPES()["required"])
 
 
 # --- LightX2V -------------------------------------------------------------------------------------------------------------------------
