@@ -28,7 +28,7 @@ def make(recipe: str, original: Callable[..., Any]) -> Callable[..., Any]:
         options = dict(attention_kwargs or {})
         mask = options.pop("attn_mask", None)
         reason = ("cross-attention" if query.shape[2] != key.shape[2] else "dropout" if dropout_p > 0 else
-                  "packed keys" if options.get("indices_k") is not None else None)  # fmt: skip
+                  "packed keys" if mask is None and options.get("indices_k") is not None else None)  # fmt: skip
         if reason:
             _stats.count("bypass", f"xdit: {reason}")
             return original(query, key, value, dropout_p, is_causal, attention_kwargs)

@@ -207,8 +207,8 @@ def test_node_folder():
 
 if REAL:  # its own classes
 
-    def test_wan_model_in_the_sampler(places):
-        """ComfyUI's Wan model with two layers, called by its sampler; two CFG branches in one batch or one after another."""
+    def test_wan_model(places):
+        """ComfyUI's Wan model with two layers, called as its sampler calls it, two CFG branches one after another."""
         import comfy.model_patcher
         import comfy.ops
         import comfy.samplers

@@ -1,4 +1,4 @@
-"""Integrations on stubs of their hosts, which have the hosts' signatures (recorded from their sources of May to September 2026)."""
+"""Integrations on stubs of their hosts, which have the hosts' signatures (recorded from their sources of March to August 2026)."""
 
 import enum
 import inspect
@@ -61,8 +61,7 @@ def module(monkeypatch):
 
 
 class LightRegister(dict):
-    def register(self, target, key=None):
-        self[key] = target
+    """A mapping, which is all that is used of it."""
 
 
 def test_lightx2v(module, monkeypatch):
@@ -70,10 +69,14 @@ def test_lightx2v(module, monkeypatch):
     forget_integration("lightx2v", monkeypatch)
     import vcattn.integrations.lightx2v
 
-    weight = registry["vcattn"]()
-    weight.set_config({"vcattn_recipe": "vc8"})
-    weight.load({}), weight.to_cpu(), weight.to_cuda()
-    assert weight.state_dict() == {}
+    vcattn.integrations.lightx2v.register("vcattn_vc8", recipe="vc8")
+    with pytest.raises(ValueError, match="vc9"):
+        vcattn.integrations.lightx2v.register("vcattn_vc9", recipe="vc9")
+    assert registry.keys() == {"vcattn", "vcattn_vc8"} and registry["vcattn"].recipe == "auto"
+    weight = registry["vcattn_vc8"]()
+    weight.load({}), weight.set_config({}), weight.to_cpu(non_blocking=True), weight.to_cuda(non_blocking=True)
+    weight.load_state_dict_from_disk(0, None)
+    assert weight.state_dict() == weight.load_state_dict({}, 0, None) == {}
     template = ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv", "kwargs"]
     assert list(inspect.signature(weight.apply).parameters) == template
     q, k, v = (x.transpose(1, 2)[0] for x in hnd())  # [L, H, D]
@@ -86,6 +89,15 @@ def test_lightx2v(module, monkeypatch):
     assert torch.equal(packed[:60], weight.apply(q[:60], k[:60], v[:60]))
     out, lse = weight.apply_with_lse(q, k, v)
     assert torch.equal(out, weight.apply(q, k, v)) and lse.shape == (100, 2)
+    scaled = weight.apply(q, k, v, causal=True, softmax_scale=0.2)
+    assert torch.equal(scaled, vcattn.attention(q[None], k[None], v[None], "NHD", True, 0.2, recipe="vc8").flatten(2)[0])
+    mask = torch.arange(100)[None] < 60
+    assert torch.equal(weight.apply(q, k, v, attn_mask=mask[:, None, None]), weight.apply(q, k, v, attn_mask=mask))
+    assert not torch.equal(weight.apply(q, k, v, attn_mask=mask), out)
+    with pytest.raises(vcattn.UnsupportedError, match="drop_rate=0 required"):
+        weight.apply(q, k, v, drop_rate=0.1)
+    with pytest.raises(ValueError, match="both say which keys"):
+        weight.apply(q, k, v, torch.tensor([0, 60, 100]), torch.tensor([0, 60, 100]), 60, 60, attn_mask=mask)
     assert vcattn.stats()["served"].keys() == {"vc8"}
 
 
@@ -109,9 +121,14 @@ def test_xdit(module, monkeypatch):
     q, k, v = hnd()
     out, lse = registry[Backend.SDPA](q, k, v, 0.0, False, {})
     assert close(out, exact(q, k, v)) and lse.shape == (1, 2, 100)
+    keys = torch.arange(100)[None] < 60
+    masked = {"attn_mask": keys[:, None, None], "indices_k": keys.flatten().nonzero().flatten(), "cu_seqlens_k": torch.tensor([0, 60]), "max_seqlen_k": 60}
+    assert close(registry[Backend.SDPA](q, k, v, dropout_p=0.0, is_causal=False, attention_kwargs=masked)[0], exact(q, k[:, :, :60], v[:, :, :60]))
     short = (q, k[:, :, :7], v[:, :, :7], 0.0, False)
     assert torch.equal(registry[Backend.SDPA](*short)[0], exact(*short[:3]))
-    assert vcattn.stats()["bypass"] == {"xdit: cross-attention": 1}
+    registry[Backend.SDPA](q, k, v, 0.0, False, {"indices_k": masked["indices_k"]})
+    registry[Backend.SDPA](q, k, v, 0.1, False, {})
+    assert vcattn.stats()["bypass"] == {"xdit: cross-attention": 1, "xdit: packed keys": 1, "xdit: dropout": 1}
     with pytest.raises(ValueError, match="one that xDiT has registered"):
         xdit.use(Backend.SAGE)
     xdit.restore(Backend.SDPA)
@@ -190,3 +207,6 @@ def test_longcat():
     assert (model(x)[0] == 0).all()
     with pytest.raises(vcattn.UnsupportedError, match="_process_attn"):
         longcat.enable(torch.nn.Linear(1, 1))
+    type(model[0])._process_attn = lambda self, q, k, v: q
+    with pytest.raises(vcattn.UnsupportedError, match="must have the parameters self, query, key, value, shape; got self, q, k, v"):
+        longcat.enable(model)
