@@ -190,7 +190,8 @@ def attention_prepared(prepared: Prepared, return_lse: bool = False, *, out: _Te
 def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> tuple[bool, str]:
     """Whether `attention` serves these arguments, and if not, why. Never raises.
 
-    Takes the arguments of `attention`. Looks at shapes, dtypes, strides, lengths and masks, never at q, k and v.
+    Takes the arguments of `attention`. Looks at shapes, dtypes, strides, lengths and masks, never at q, k and v. What ``fallback="sdpa"``
+    would compute is not served. Nor are tensors on "meta", for which a call with all three there gives shapes alone, as everywhere in torch.
 
     Examples
     --------

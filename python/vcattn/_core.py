@@ -21,10 +21,10 @@ def check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
 
 
 def check_kinds(q: Any, **others: Any) -> None:
-    """Refuses numpy arrays beside a torch q, and the reverse; None is neither."""
+    """Refuses numpy arrays beside a torch q, and the reverse; None is neither, but for k and v, which have to be there."""
     kind = _tensors.is_torch(q)
     for name, other in others.items():
-        if other is not None and _tensors.is_torch(other) != kind:
+        if (other is not None or name in "kv") and _tensors.is_torch(other) != kind:
             raise TypeError(f"{name} must be of the kind of q, {type(q).__name__}; got {type(other).__name__}; convert it")
 
 
@@ -112,11 +112,14 @@ class Request:
         return (num_heads, seqlen_q) if self.layout == "packed" else (batch, num_heads, seqlen_q)
 
     def check_out(self, out: Any) -> None:
-        """What is to be known about `out` alone; whether it overlaps something is the library's business."""
         check_out(out, self.q, self.device)
-        if out.shape != self.q.shape:
-            raise ValueError(f"out must have the shape of q, {list(self.q.shape)}; got {list(out.shape)}")
-        _tensors.view(out, "out", self.layout)  # dtype and strides
+        view = _tensors.view(out, "out", self.layout)  # dtype and strides
+        mine = _extent(view[0], view[1], view[3:7], view[7:])
+        for name in "qkv":
+            x = getattr(self.problem, name)
+            other = _extent(x.data or 0, x.dtype, x.shape, x.stride)
+            if mine and other and mine[0] < other[1] and other[0] < mine[1]:
+                raise ValueError(f"out must not overlap {name}; got memory that they share; pass a tensor of its own")
 
     def attend(self, out: Any, lse: Any) -> None:
         """Prepares and attends. out, lse: buffers to write; lse may be None."""
@@ -132,9 +135,22 @@ class Request:
         _stats.count("served", self.recipe)
 
 
+def _extent(data: int, dtype: int, shape: Any, strides: Any) -> tuple[int, int] | None:
+    """First and last address of a tensor without gaps; None for others, which may lie between each other."""
+    element_bytes, count, reach = (4, 2, 2)[dtype], 1, 0
+    for size, stride in zip(shape, strides):
+        if stride < 0:
+            return None
+        count, reach = count * size, reach + (size - 1) * stride
+    return (data, data + count * element_bytes) if count and reach == count - 1 else None
+
+
 def check_out(out: Any, q: Any, device: Device) -> None:
-    """That `out` is writeable memory of the device. q: of the kind that `out` must have."""
+    """That `out` is writeable memory of the device, of a dtype that is served. q: of the kind and shape that `out` must have."""
     check_kinds(q, out=out)
+    if out.shape != q.shape:
+        raise ValueError(f"out must have the shape of q, {list(q.shape)}; got {list(out.shape)}")
+    _tensors.check_dtype(out, "out")
     if _tensors.device_of(out, "out") != device:
         raise ValueError(f"out must be on the device of q, {device}; got {_tensors.device_of(out, 'out')}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:

@@ -41,7 +41,8 @@ _devices: dict[Any, Device] = {}  # by torch.device
 _dtype_codes: dict[Any, int] = {}  # by numpy.dtype and torch.dtype
 
 
-def _dtype_code(x: Any, name: str) -> int:
+def check_dtype(x: Any, name: str) -> int:
+    """Code of the dtype in the C ABI. Errors: ValueError for one that is not served."""
     code = _dtype_codes.get(x.dtype)
     if code is None:
         if dtype_name(x) not in _abi.DTYPES:
@@ -63,7 +64,7 @@ def pointer_and_strides(x: Any, name: str) -> tuple[int, tuple[int, ...]]:
 def view(x: Any, name: str, layout: str) -> tuple[int, ...]:
     """The numbers of a `vcattn_tensor`, for a tensor in layout "NHD", "HND" or "packed" ([tokens, num_heads, head_dim])."""
     data, strides = pointer_and_strides(x, name)
-    code, shape = _dtype_code(x, name), x.shape
+    code, shape = check_dtype(x, name), x.shape
     ndim = 3 if layout == "packed" else 4
     if len(shape) != ndim:
         raise ValueError(f"{name} must have {ndim} dimensions; got shape {tuple(shape)}; reshape it")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from vcattn import _abi, _core, _stats
+from vcattn import _abi, _core, _stats, _tensors
 from vcattn._core import Request
 from vcattn.grouping import live_state
 
@@ -49,8 +49,13 @@ def _compute(q, k, v, given, layout, is_causal, sm_scale, recipe, attn_mask, seq
             raise
         if return_lse:
             raise _abi.UnsupportedError(f"{error} (fallback='sdpa' cannot help: it gives no lse)") from error
+        if given is not None:
+            _core.check_out(given, q, _tensors.device_of(q, "q"))
         out = torch.empty_like(q) if given is None else given
-        out.copy_(_sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k))
+        try:
+            out.copy_(_sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k))
+        except RuntimeError as refusal:  # what torch does not take either
+            raise _abi.UnsupportedError(f"{error} (fallback='sdpa' cannot help: {str(refusal).splitlines()[0]})") from error
         _stats.count_fallback(f"sdpa: {error}")
         return out, None
 
@@ -69,9 +74,13 @@ def _sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k) -> torch.T
         raise _abi.UnsupportedError("fallback='sdpa' aligns a causal mask at the top left; Sq == Sk is required, got "
                                     f"{q.shape[2]} and {k.shape[2]}")  # fmt: skip
     if seqused_k is not None:
-        attn_mask = torch.arange(k.shape[2], device=q.device) < seqused_k.to(q.device)[:, None]
+        attn_mask = torch.arange(k.shape[2], device=q.device) < _as_tensor(seqused_k).to(q.device)[:, None]
     if attn_mask is not None and attn_mask.ndim == 2:
         attn_mask = attn_mask[:, None, None, :]
+    if attn_mask is not None and is_causal:  # torch takes one of them
+        earlier = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        attn_mask = attn_mask & earlier if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~earlier, float("-inf"))
+        is_causal = False
     out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=attn_mask, is_causal=is_causal, scale=sm_scale,
                                          enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
     return out.transpose(1, 2) if layout == "NHD" else out
@@ -124,7 +133,7 @@ def _torch_must_see(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """
     return (
         torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
-        or not (type(q) is type(k) is type(v) is torch.Tensor) or q.is_meta
+        or not (type(q) is type(k) is type(v) is torch.Tensor) or (q.is_meta and k.is_meta and v.is_meta)
         or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     )  # fmt: skip
 

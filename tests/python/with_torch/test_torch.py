@@ -1,11 +1,13 @@
 """torch tensors on the CPU: results, operators, compilation, fall-back."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from reference import TOLERANCE, relative_error, softmax_attention
+from safetensors.torch import load_file
 
 import vcattn
 from vcattn import _torch  # noqa: F401  registers the operators
@@ -99,6 +101,14 @@ def test_audit_and_compat():
     got = vcattn.compat.sdpa(q, k, v, mask[None])
     exact = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask[None].expand(300, 300))
     assert relative_error(got.float().numpy(), exact.numpy()) < TOLERANCE["vc8s"]
+
+
+@pytest.mark.parametrize("recipe", ["vc8", "vc8s", "vsmooth4"])
+def test_audit_of_a_capture_agrees_with_a_full_comparison(recipe):
+    capture = load_file(Path(__file__).parents[3] / "data" / "wan_nano_2k_s10_l5.safetensors")
+    q, k, v = (capture[name].transpose(1, 2) for name in "qkv")
+    full = relative_error(vcattn.attention(q, k, v, recipe=recipe).float(), vcattn.attention(*(x.float() for x in (q, k, v)), recipe="exact"))
+    assert vcattn.audit(q, k, v, recipe, queries=256).rel_l2 == pytest.approx(full, rel=0.1)
 
 
 def test_errors():
