@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/fidelity.md from the record of compare_recipes.py. Standard library only.
+"""Writes the tables of docs/fidelity.md from records of compare_recipes.py. Standard library only.
 
     fidelity_table.py           # writes
-    fidelity_table.py --check   # writes nothing; fails where the document is not that of the record
+    fidelity_table.py --check   # writes nothing; fails where the document is not that of the records
 """
 
 import argparse
@@ -17,7 +17,7 @@ import records
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/fidelity.md"
-RECORD = ROOT / "bench/records/fidelity_h200.json"
+RECORDS = [ROOT / "bench/records/fidelity_h200.json", ROOT / "bench/records/fidelity_32k_h200.json"]
 BASELINE = "vc8s first_quarter"
 POLICIES = {"never": "sequence order", "first_quarter": "grouped in the first quarter", "every_step": "grouped at every step"}
 NAMES = {"psnr": "PSNR dB", "ssim": "SSIM", "ms_ssim": "MS-SSIM", "flip": "FLIP", "lpips": "LPIPS", "latent_rel_l2": "latent rel. L2"}
@@ -103,11 +103,12 @@ def content(path: Path) -> str:
     if not rows:
         raise ValueError(f"{path} needs at least one (prompt, seed) pair with every variant; got none; run compare_recipes.py on with it")
     others = [(variant, BASELINE) for variant in records.variants(rows) if variant != BASELINE]
-    sections = [conditions(record, len({(row["prompt"], row["seed"]) for row in rows})), "### Distance from the reference", means(rows)]
+    sections = [f"### {record['conditions']['tokens']:,} tokens", conditions(record, len({(row["prompt"], row["seed"]) for row in rows})),
+                "#### Distance from the reference", means(rows)]  # fmt: skip
     if BASELINE in records.variants(rows):
-        sections += [f"### Against {name_of(rows, BASELINE)}, pair by pair", differences(rows, others)]
+        sections += [f"#### Against {name_of(rows, BASELINE)}, pair by pair", differences(rows, others)]
     if policy_pairs(rows):
-        sections += ["### Between grouping policies, pair by pair", differences(rows, policy_pairs(rows))]
+        sections += ["#### Between grouping policies, pair by pair", differences(rows, policy_pairs(rows))]
     return "\n\n".join(sections)
 
 
@@ -123,14 +124,14 @@ def replaced(document: Path, text: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
-    parser.add_argument("--record", type=Path, default=RECORD, help="default: that of the repository")
+    parser.add_argument("--record", type=Path, nargs="+", default=RECORDS, help="default: those of the repository")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="default: that of the repository")
     options = parser.parse_args(arguments)
-    text = replaced(options.document, content(options.record))
+    text = replaced(options.document, "\n\n".join(map(content, options.record)))
     if not options.check:
         options.document.write_text(text)
     elif text != options.document.read_text():
-        sys.exit(f"fidelity_table: {options.document} must show {options.record.name}; it shows something else; run fidelity_table.py")
+        sys.exit(f"fidelity_table: {options.document} must show {', '.join(path.name for path in options.record)}; it shows something else; run fidelity_table.py")
 
 
 if __name__ == "__main__":
