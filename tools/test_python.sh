@@ -16,21 +16,21 @@ unset PYTHONPATH VCATTN_LIBRARY
 # Before the newest, whose models test_minimax_h3.py has besides.
 older_diffusers=(0.36.0 0.39.0)
 
-# run_tests ENVIRONMENT EXTRA TESTS
+# run_tests ENVIRONMENT EXTRA TESTS...
 run_tests() {
   local env="$environments/$1"
   [ -d "$env" ] || python3 -m venv "$env"
   "$env/bin/pip" install --quiet --upgrade pip
   "$env/bin/pip" install --quiet "$wheel[$2]"
   "$env/bin/pip" install --quiet --no-deps --force-reinstall "$wheel"  # the version is the same from run to run
-  "$env/bin/python" -m pytest "$3"
+  "$env/bin/python" -m pytest "${@:3}"
 }
 
 if [ $# = 3 ]; then
   run_tests torch test-torch "$3"
 else
   run_tests plain test tests/python/core
-  run_tests torch test-torch tests/python
+  run_tests torch test-torch tests/python/core tests/python/with_torch  # tests/python/gpu needs a CUDA device
   for release in "${older_diffusers[@]}"; do
     folder="$environments/diffusers-$release"
     [ -d "$folder" ] || "$environments/torch/bin/pip" install --quiet --no-deps --target "$folder" "diffusers==$release"

@@ -197,7 +197,7 @@ def test_table_is_written_and_checked(tmp_path):
     names = ("model", "tokens", "steps", "guidance", "device", "driver", "torch", "diffusers", "vcattn", "reference")
     rows = [table_row(recipe, i, 20 + i + shift + i * shift / 9) for i in range(3) for recipe, shift in (("vc8s", 0), ("vc8", -1))]
     rows += [table_row("vc8s", i, 22 - i % 2, "never") for i in range(3)]
-    record.write_text(json.dumps({"conditions": {**dict.fromkeys(names, "x"), "commit": None, "size": [1, 2, 3]}, "rows": rows}))
+    record.write_text(json.dumps({"conditions": {**dict.fromkeys(names, "x"), "tokens": 6, "commit": None, "size": [1, 2, 3]}, "rows": rows}))
     with pytest.raises(SystemExit, match="must show record.json"):
         fidelity_table.main([*options, "--check"])
     fidelity_table.main(options)
