@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 METRICS = ("psnr", "ssim", "ms_ssim", "flip", "lpips", "latent_rel_l2")
 HIGHER_IS_BETTER = ("psnr", "ssim", "ms_ssim")
+MIN_PAIRS = 3  # for a statement about a difference
 
 
 class Record:
@@ -65,7 +66,8 @@ class Statistic(NamedTuple):
 
     @property
     def beyond_two_errors(self) -> bool:
-        return self.count > 1 and abs(self.mean) > 2 * self.error
+        """Whether the difference can be taken seriously; never with too few pairs to know the error."""
+        return self.count >= MIN_PAIRS and abs(self.mean) > 2 * self.error
 
 
 def variants(rows: list[dict[str, Any]]) -> list[str]:
