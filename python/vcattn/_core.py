@@ -257,6 +257,10 @@ class Prepared:
         _stats.count("served", self.recipe)
         return lse
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For copy and pickle: a second owner of the library's memory would free it twice."""
+        raise TypeError("Prepared cannot be copied or pickled, since it owns memory of the library; keep the one, or prepare() again")
+
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:
             _abi.call("prepared_destroy", self._handle)

@@ -1,6 +1,8 @@
 """Numpy arrays in, numpy arrays out."""
 
 import contextlib
+import copy
+import pickle
 import sys
 import types
 
@@ -116,6 +118,13 @@ def test_varlen(rng):
         assert np.abs(lse[:, rows] - expected_lse[0]).max() < 0.05
     with pytest.raises(ValueError, match="max_seqlen_k must be at least the longest sequence of cu_seqlens_k, 61; got 60"):
         vcattn.attention_varlen(q, k, v, cu_q, cu_k, 35, 60)
+
+
+@pytest.mark.parametrize("double", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_prepared_has_one_owner(rng, double):
+    x = rng.standard_normal((1, 1, 9, 64), dtype=np.float32)
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        double(vcattn.prepare(x, x, x))
 
 
 def test_prepared_outlives_its_tensors(rng):
