@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import math
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vcattn import _abi
 from vcattn._device import Buffer, Device
@@ -95,10 +95,23 @@ class GroupingState:
         self.total_steps, self._policy, self._refresh_interval = total_steps, policy, refresh_interval
         self._steps_with_groups = math.ceil(group_fraction * total_steps)
         self._kept: dict[tuple[int, int], _Group] = {}
+        self._followed: dict[tuple[int, int], Any] = {}
 
     def at(self, step: int, *, layer: int, branch: int = 0) -> StepState:
         """The place of one call, for the keyword `state` of `attention`. `branch` tells apart CFG halves that are computed one by one."""
         return StepState(self, step, layer, branch)
+
+    def follow(self, q: Any, step: int, *, layer: int, branch: int = 0) -> StepState:
+        """As `at`, for hosts that may change the resolution: what is kept for a q of another shape, dtype or device is dropped."""
+        key, seen = (layer, branch), (tuple(q.shape), q.dtype, q.device)
+        if self._followed.setdefault(key, seen) != seen:
+            self.forget(layer=layer, branch=branch)
+            self._followed[key] = seen
+        return self.at(step, layer=layer, branch=branch)
+
+    def followed(self) -> list[tuple[int, int]]:
+        """(layer, branch) that `follow` was called with."""
+        return list(self._followed)
 
     def decide(self, step: int, *, layer: int, branch: int = 0) -> str:
         """What the step will do: "sequence_order", "regroup_cold", "regroup_warm" or "reuse". Errors: ValueError outside 0..total_steps-1."""

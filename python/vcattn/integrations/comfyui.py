@@ -35,7 +35,6 @@ class Override:
         self._step = self._layer = 0
         self._branch: tuple[int, ...] = ()
         self._branches: dict[tuple[int, ...], int] = {}
-        self._shapes: dict[tuple[int, int], Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Override:
         """ComfyUI copies the options of a model with every clone, which begins anew."""
@@ -67,7 +66,7 @@ class Override:
         if sample_sigmas is not self._sample_sigmas():
             self._sample_sigmas, self._sigmas = weakref.ref(sample_sigmas, self._end), None
             self._state = GroupingState(max(len(sample_sigmas) - 1, 1), **self._schedule)
-            self._branches, self._shapes = {}, {}
+            self._branches = {}
         if sigmas is not self._sigmas or branch != self._branch:  # a new forward pass: one look at the numbers
             self._sigmas, self._branch, self._layer = sigmas, branch, 0
             # The last sigma that is not below the current one: samplers also evaluate between two steps.
@@ -75,12 +74,7 @@ class Override:
         layer, self._layer = self._layer, self._layer + 1
         if self._state is None or self._step >= self._state.total_steps:
             return None
-        key = (layer, self._branches.setdefault(branch, len(self._branches)))
-        shape = (tuple(q.shape), q.dtype, q.device)
-        if self._shapes.setdefault(key, shape) != shape:  # another resolution
-            self._state.forget(layer=key[0], branch=key[1])
-            self._shapes[key] = shape
-        return self._state.at(self._step, layer=key[0], branch=key[1])
+        return self._state.follow(q, self._step, layer=layer, branch=self._branches.setdefault(branch, len(self._branches)))
 
     def _end(self, sample_sigmas: Any) -> None:
         """The sampler has let go of its sigmas: nothing is kept until the next generation."""

@@ -154,7 +154,6 @@ class Session:
         self._num_steps, self._schedule = num_inference_steps, schedule
         self._states: dict[int, GroupingState] = {}  # by model
         self._first_steps: dict[int, int] = {}
-        self._shapes: dict[tuple[int, int, int], Any] = {}
         self._model: int | None = None
         self._layer: int | None = None
         self._branches: dict[int, int] = {}  # forward passes of each model at this step
@@ -165,7 +164,7 @@ class Session:
     def restart(self) -> None:
         """A new generation: back to step 0, nothing kept."""
         self.step = 0
-        for kept in (self._states, self._first_steps, self._shapes, self._branches, self._named_branches):
+        for kept in (self._states, self._first_steps, self._branches, self._named_branches):
             kept.clear()
 
     def next_step(self) -> None:
@@ -203,16 +202,11 @@ class Session:
             # The second expert of a model has a generation of its own, the steps that are left.
             self._first_steps[model] = self.step
             self._states[model] = GroupingState(self._num_steps - self.step, **self._schedule)
-        state, key = self._states[model], (model, layer, branch)
-        shape = (tuple(query.shape), query.dtype, query.device)
-        if self._shapes.setdefault(key, shape) != shape:  # another resolution
-            state.forget(layer=layer, branch=branch)
-            self._shapes[key] = shape
-        return state.at(self.step - self._first_steps[model], layer=layer, branch=branch)
+        return self._states[model].follow(query, self.step - self._first_steps[model], layer=layer, branch=branch)
 
     def keys(self) -> list[tuple[int, int, int]]:
         """(model, layer, branch) that were seen, in order."""
-        return sorted(self._shapes)
+        return sorted((model, *key) for model, state in self._states.items() for key in state.followed())
 
 
 def _attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -278,6 +272,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
         current.enter_layer(model, module)
 
     def counted_step(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             current.next_step()
@@ -286,12 +281,12 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
         return step
 
     def restarting(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # pipelines look at the signature to learn whether timesteps or sigmas may be given
         def set_timesteps(*args: Any, **kwargs: Any) -> Any:
             current.restart()
             return original(*args, **kwargs)
 
-        # Pipelines look at the signature to learn whether timesteps or sigmas may be given.
-        return functools.wraps(original)(set_timesteps)
+        return set_timesteps
 
     def named(original: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager
@@ -305,7 +300,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
         scheduler = getattr(pipe, "scheduler", None)
         if scheduler is None:
             raise ValueError(f"session needs a pipeline with a scheduler, whose steps it counts; got {type(pipe).__name__}")
-        stack.enter_context(_replaced(scheduler, "step", lambda original: functools.wraps(original)(counted_step(original))))
+        stack.enter_context(_replaced(scheduler, "step", counted_step))
         stack.enter_context(_replaced(scheduler, "set_timesteps", restarting))
         for i, model in enumerate(models):
             stack.enter_context(_replaced(model, "cache_context", named))
