@@ -63,7 +63,6 @@ class Comparison:
 
     def generate(self, pairs: list[Pair], variant: Variant | None) -> tuple[dict[Pair, Video], dict[str, Any]]:
         """Videos of the pairs in one call of the pipeline, and what vcattn counted; variant None: the reference."""
-        vcattn.reset_stats()
         start = time.perf_counter()
         with attention_of(variant, self.model.pipe, self.model.arguments["num_inference_steps"], self.device):
             latents = self.model.generate([prompt for prompt, _ in pairs], [seed for _, seed in pairs])

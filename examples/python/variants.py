@@ -78,9 +78,10 @@ def choose(device: torch.device, head_dim: int, recipes: list[str], policies: li
 def attention_of(variant: Variant | None, pipe: Any, steps: int, device: torch.device) -> Iterator[None]:
     """Self-attention of the pipeline inside is that of the variant; None: the reference. Everything else is always the reference.
 
-    The models must use the backend `BACKEND`. Raises UnsupportedError at the end where a recipe passed on a call, since such a video would
+    The models must use the backend `BACKEND`. vcattn's counters begin anew. Raises UnsupportedError at the end where a recipe passed on a call, since such a video would
     not show the recipe.
     """
+    vcattn.reset_stats()
     reference = BF16_KERNELS[device.type][0]
     if variant is None or variant.kind == "bf16":
         integration.add_backend(BACKEND, _route(variant.recipe if variant else reference, reference))
@@ -93,7 +94,6 @@ def attention_of(variant: Variant | None, pipe: Any, steps: int, device: torch.d
             yield
         return
     integration.add_backend(BACKEND, _route("vcattn", reference))
-    vcattn.reset_stats()
     with vcattn.session(pipe, steps, recipe=variant.recipe, policy=variant.policy):
         yield
     stats = vcattn.stats()

@@ -86,16 +86,14 @@ def attention(
         ...
     TypeError: attention() got an unexpected keyword argument 'window'
     """
-    _core.check_choice(fallback, "fallback", _core.FALLBACKS)
+    _check_fallback(fallback, q)
     if _tensors.is_torch(q):
         from vcattn import _torch
 
         return _torch.attention(q, k, v, tensor_layout, is_causal, sm_scale, return_lse, recipe, attn_mask, seqused_k, state, out, fallback)
-    if fallback == "sdpa":
-        raise ValueError("fallback='sdpa' needs torch tensors; got numpy arrays; pass fallback='error'")
     request = Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                       seqused_k=seqused_k, state=state)  # fmt: skip
-    return _run(request, q, out, return_lse)
+    return _result(*request.run(out, return_lse))
 
 
 def attention_varlen(
@@ -145,7 +143,7 @@ def attention_varlen(
         from vcattn import _torch
 
         return _torch.attention_varlen(q, k, v, *cu_seqlens, is_causal, sm_scale, return_lse, recipe)
-    return _run(_core.varlen_request(q, k, v, *cu_seqlens, is_causal, sm_scale, recipe), q, None, return_lse)
+    return _result(*_core.varlen_request(q, k, v, *cu_seqlens, is_causal, sm_scale, recipe).run(None, return_lse))
 
 
 def prepare(
@@ -183,8 +181,7 @@ def attention_prepared(prepared: Prepared, return_lse: bool = False, *, out: _Te
     if out is not None:
         prepared.check_out(out)
     result = prepared.new_output() if out is None else out
-    lse = prepared.attend(result, return_lse)
-    return (result, lse) if return_lse else result
+    return _result(result, prepared.attend(result, return_lse))
 
 
 def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> tuple[bool, str]:
@@ -209,9 +206,7 @@ def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> 
 
 def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *, recipe="auto", attn_mask=None,
               seqused_k=None, state=None, out=None, fallback="error") -> tuple[bool, str]:  # fmt: skip
-    _core.check_choice(fallback, "fallback", _core.FALLBACKS)
-    if fallback == "sdpa" and not _tensors.is_torch(q):
-        raise ValueError("fallback='sdpa' needs torch tensors; got numpy arrays; pass fallback='error'")
+    _check_fallback(fallback, q)
     request = Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                       seqused_k=seqused_k, state=state)  # fmt: skip
     if out is not None:
@@ -219,10 +214,11 @@ def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, retu
     return request.supports()
 
 
-def _run(request: Request, q: Any, out: Any, return_lse: bool) -> Any:
-    if out is not None:
-        request.check_out(out)
-    result = _tensors.empty_like(q) if out is None else out
-    lse = _tensors.empty(q, request.lse_shape()) if return_lse else None
-    request.attend(result, lse)
-    return (result, lse) if return_lse else result
+def _check_fallback(fallback: str, q: Any) -> None:
+    _core.check_choice(fallback, "fallback", _core.FALLBACKS)
+    if fallback == "sdpa" and not _tensors.is_torch(q):
+        raise ValueError("fallback='sdpa' needs torch tensors; got numpy arrays; pass fallback='error'")
+
+
+def _result(out: Any, lse: Any) -> Any:
+    return out if lse is None else (out, lse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Audit:
 
 
 def _to_numpy(x: Any) -> np.ndarray:
-    return x.detach().to("cpu", dtype=__import__("torch").float32).numpy() if _tensors.is_torch(x) else np.asarray(x, np.float32)
+    return x.detach().cpu().float().numpy() if _tensors.is_torch(x) else np.asarray(x, np.float32)
 
 
 def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, tensor_layout: str = "HND", sm_scale: float | None = None,
@@ -88,8 +89,9 @@ def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, t
     rows = np.sort(np.random.default_rng(seed).choice(seqlen_q, size=min(queries, seqlen_q), replace=False))
 
     def sampled(x: Any) -> np.ndarray:
-        index = __import__("torch").as_tensor(rows, device=x.device) if _tensors.is_torch(x) else rows
-        return _to_numpy(x.index_select(axis, index) if _tensors.is_torch(x) else np.take(x, index, axis))
+        if _tensors.is_torch(x):
+            return _to_numpy(x.index_select(axis, sys.modules["torch"].as_tensor(rows, device=x.device)))
+        return _to_numpy(np.take(x, rows, axis))
 
     exact = attention(sampled(q), _to_numpy(k), _to_numpy(v), tensor_layout, sm_scale=sm_scale, recipe="exact",
                       seqused_k=seqused_k)  # fmt: skip

@@ -108,8 +108,7 @@ class Request:
         return 0 if self.device.kind == "cpu" else _abi.number(name, self.problem, self.options, self.device.code)
 
     def lse_shape(self) -> tuple[int, ...]:
-        batch, seqlen_q, num_heads, _ = self.problem.q.shape
-        return (num_heads, seqlen_q) if self.layout == "packed" else (batch, num_heads, seqlen_q)
+        return _tensors.lse_shape(self.q.shape, self.layout)
 
     def check_out(self, out: Any) -> None:
         check_out(out, self.q, self.device)
@@ -120,6 +119,16 @@ class Request:
             other = _extent(x.data or 0, x.dtype, x.shape, x.stride)
             if mine and other and mine[0] < other[1] and other[0] < mine[1]:
                 raise ValueError(f"out must not overlap {name}; got memory that they share; pass a tensor of its own")
+
+    def run(self, out: Any, return_lse: bool) -> tuple[Any, Any]:
+        """(out, lse), without lse (out, None). out: what to write to; None: a new tensor like q."""
+        if out is None:
+            out = _tensors.empty_like(self.q)
+        else:
+            self.check_out(out)
+        lse = _tensors.empty(self.q, self.lse_shape()) if return_lse else None
+        self.attend(out, lse)
+        return out, lse
 
     def attend(self, out: Any, lse: Any) -> None:
         """Prepares and attends. out, lse: buffers to write; lse may be None."""

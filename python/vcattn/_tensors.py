@@ -76,6 +76,13 @@ def view(x: Any, name: str, layout: str) -> tuple[int, ...]:
     return data, code, 0, 1, *shape, 0, *strides
 
 
+def lse_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """[B, H, Sq], of packed tensors [H, total_q]. shape: that of q in this layout."""
+    if layout == "packed":
+        return shape[1], shape[0]
+    return (shape[0], shape[1], shape[2]) if layout == "HND" else (shape[0], shape[2], shape[1])
+
+
 def empty(like: Any, shape: tuple[int, ...]) -> Any:
     """A new float32 buffer where `like` is."""
     return like.new_empty(shape, dtype=sys.modules["torch"].float32) if is_torch(like) else np.empty(shape, np.float32)

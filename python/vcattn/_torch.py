@@ -19,19 +19,13 @@ _REQUEST = ("str tensor_layout, bool is_causal, float? sm_scale, str recipe, Ten
             "bool return_lse")  # fmt: skip
 
 
-def _lse_shape(q: torch.Tensor, layout: str) -> tuple[int, ...]:
-    if layout == "packed":
-        return (q.shape[1], q.shape[0])
-    return (q.shape[0], q.shape[1], q.shape[2]) if layout == "HND" else (q.shape[0], q.shape[2], q.shape[1])
-
-
-def _empty_lse(q: torch.Tensor, layout: str, wanted: bool = True) -> torch.Tensor:
-    return q.new_empty(_lse_shape(q, layout) if wanted else (0,), dtype=torch.float32)
+def _fake_lse(q: torch.Tensor, layout: str, wanted: bool) -> torch.Tensor:
+    return _tensors.empty(q, _tensors.lse_shape(q.shape, layout) if wanted else (0,))
 
 
 def _or_empty(lse: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
     """What an operator gives, which cannot be None."""
-    return q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+    return _tensors.empty(q, (0,)) if lse is None else lse
 
 
 def _compute(q, k, v, given, layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse) -> Any:
@@ -39,11 +33,7 @@ def _compute(q, k, v, given, layout, is_causal, sm_scale, recipe, attn_mask, seq
     try:
         request = Request(q, k, v, layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask, seqused_k=seqused_k,
                           state=state)  # fmt: skip
-        if given is not None:
-            request.check_out(given)
-        out, lse = torch.empty_like(q) if given is None else given, _empty_lse(q, layout) if return_lse else None
-        request.attend(out, lse)
-        return out, lse
+        return request.run(given, return_lse)
     except _abi.UnsupportedError as error:
         if fallback != "sdpa":
             raise
@@ -62,9 +52,7 @@ def _compute(q, k, v, given, layout, is_causal, sm_scale, recipe, attn_mask, seq
 
 def _compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse) -> Any:
     request = _core.varlen_request(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe)
-    out, lse = torch.empty_like(q), _empty_lse(q, "packed") if return_lse else None
-    request.attend(out, lse)
-    return out, lse
+    return request.run(None, return_lse)
 
 
 def _sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k) -> torch.Tensor:
@@ -94,7 +82,7 @@ def _attention(q, k, v, tensor_layout, is_causal, sm_scale, recipe, attn_mask, s
 
 @_attention.register_fake
 def _(q, k, v, tensor_layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse):
-    return torch.empty_like(q), _empty_lse(q, tensor_layout, return_lse)
+    return torch.empty_like(q), _fake_lse(q, tensor_layout, return_lse)
 
 
 @torch.library.custom_op("vcattn::attention_out", mutates_args=("out",),
@@ -106,7 +94,7 @@ def _attention_out(q, k, v, out, tensor_layout, is_causal, sm_scale, recipe, att
 
 @_attention_out.register_fake
 def _(q, k, v, out, tensor_layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse):
-    return _empty_lse(q, tensor_layout, return_lse)
+    return _fake_lse(q, tensor_layout, return_lse)
 
 
 @torch.library.custom_op("vcattn::attention_varlen", mutates_args=(),
@@ -119,7 +107,7 @@ def _attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seq
 
 @_attention_varlen.register_fake
 def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse):
-    return torch.empty_like(q), _empty_lse(q, "packed", return_lse)
+    return torch.empty_like(q), _fake_lse(q, "packed", return_lse)
 
 
 def _as_tensor(x: Any) -> torch.Tensor:
