@@ -12,6 +12,7 @@ from typing import Any
 
 ABI_VERSION = 1
 CPU, CUDA = 0, 1
+SEQUENCE_ORDER = 1  # of VCATTN_ORDER_*
 DTYPES = ("float32", "float16", "bfloat16")
 RECIPES = ("exact", "bf16", "fp8", "sage2", "vsmooth8", "vc8-paper", "vc8", "vsmooth8s", "vc8s", "nvfp4", "sage3", "vsmooth4")
 
@@ -117,19 +118,20 @@ _STATUS_FUNCTIONS = {
 def library_path() -> Path:
     """The library that is loaded: what `VCATTN_LIBRARY` names, or the one inside the package."""
     named = os.environ.get("VCATTN_LIBRARY")
-    return Path(named) if named else Path(__file__).parent / "lib" / "libvcattn.so"
+    return Path(named).absolute() if named else Path(__file__).parent / "lib" / "libvcattn.so"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     path = library_path()
-    if not path.exists():
-        raise ImportError(f"vcattn needs its library, {path}; got no such file; install the package with pip, or set VCATTN_LIBRARY to a "
-                          "libvcattn.so that was built with CMake")  # fmt: skip
-    lib = ctypes.CDLL(str(path))
-    lib.vcattn_version.restype = c_char_p
-    lib.vcattn_abi_version.restype = c_uint32
-    lib.vcattn_last_error.restype = c_char_p
+    try:
+        lib = ctypes.CDLL(str(path))
+        lib.vcattn_version.restype = c_char_p
+        lib.vcattn_abi_version.restype = c_uint32
+        lib.vcattn_last_error.restype = c_char_p
+    except (OSError, AttributeError) as error:
+        raise ImportError(f"vcattn needs its library, {path}, which cannot be loaded: {error}; install the package with pip, or set "
+                          "VCATTN_LIBRARY to a libvcattn.so that was built with CMake") from error  # fmt: skip
     if lib.vcattn_abi_version() != ABI_VERSION:
         raise ImportError(f"vcattn needs a library with C ABI {ABI_VERSION}; got {lib.vcattn_abi_version()} from {path}; install package "
                           "and library of the same release")  # fmt: skip
@@ -173,9 +175,21 @@ def options(recipe: str) -> Options:
     """Options of a recipe with changes: "vc8s", or "vc8s,block=64,hadamard=off". Shared, not to be changed."""
     name, *choices = recipe.split(",")
     result = Options()
+    if "\0" in recipe:  # where C strings end
+        raise ValueError(f"recipe must not hold a null character; got {recipe!r}")
     call("options_init", byref(result), ("vc8s" if name == "auto" else name).encode())
     pairs = [choice.partition("=") for choice in choices]
+    keys = [key.strip() for key, _, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"recipe must set each option once; got {recipe!r}")
     # These two bring other choices along, which may be named after them.
     for key, _, value in sorted(pairs, key=lambda pair: pair[0] not in ("qk", "expcast")):
         call("options_set", byref(result), key.strip().encode(), value.strip().encode())
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def options_in_sequence_order(recipe: str) -> Options:
+    result = Options.from_buffer_copy(options(recipe))
+    result.order = SEQUENCE_ORDER
     return result

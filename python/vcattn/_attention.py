@@ -35,8 +35,9 @@ def attention(
     recipe
         "auto" (which is "vc8s"), or a recipe of the library with changes: "vc8", "vc8s,block=64,hadamard=off".
     attn_mask
-        Key padding only, boolean (True: seen) or additive (0 and -inf): [B, Sk], or broadcastable to [B, H, Sq, Sk]. It is reduced to
-        lengths without a copy. Rows that see nothing give 0. On a CUDA device the call waits once, to read the lengths.
+        Key padding only, boolean (True: seen) or additive (0, and -inf or the lowest number of its dtype): [B, Sk], or broadcastable to
+        [B, H, Sq, Sk]; [B, Sk] is refused where it may be [Sq, Sk]. It is reduced to lengths without a copy. Rows that see nothing give 0.
+        On a CUDA device the call waits once, to read the lengths.
     seqused_k
         Number of valid keys of each batch entry, [B] integers from 0 to Sk. Later keys are padding whose content never matters. The library
         needs them on the CPU: a tensor on a CUDA device is waited for and copied, once; pass a list or a CPU tensor to avoid that.
@@ -63,6 +64,10 @@ def attention(
         Shapes, dtypes or lengths that fit no call; the text says what was required, what was got, and what to do.
     TypeError
         An unknown keyword, or something that is no tensor.
+    NonFiniteError
+        NaN or infinity in valid rows, with "check_finite=on" in the recipe ("vc8s,check_finite=on", CPU only). A subclass of ValueError.
+    RuntimeError
+        On the CPU in a process that was forked after the first call.
 
     Notes
     -----
@@ -86,7 +91,7 @@ def attention(
         ...
     TypeError: attention() got an unexpected keyword argument 'window'
     """
-    _check_fallback(fallback, q)
+    _check_choices(recipe, is_causal, sm_scale, return_lse, fallback, q)
     if _tensors.is_torch(q):
         from vcattn import _torch
 
@@ -138,6 +143,7 @@ def attention_varlen(
     >>> vcattn.attention_varlen(q, q, q, [0, 10, 30], [0, 10, 30]).shape
     (30, 2, 64)
     """
+    _core.check_options(recipe, is_causal, sm_scale, return_lse)
     cu_seqlens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if _tensors.is_torch(q):
         from vcattn import _torch
@@ -178,6 +184,8 @@ def attention_prepared(prepared: Prepared, return_lse: bool = False, *, out: _Te
     """Attention of what `prepare` made. Returns, raises and streams as `attention`; `out` is by default like the q it was made of."""
     if not isinstance(prepared, Prepared):
         raise TypeError(f"attention_prepared needs what prepare() returned; got {type(prepared).__name__}")
+    if not isinstance(return_lse, bool):
+        raise TypeError(f"return_lse must be True or False; got {type(return_lse).__name__}")
     if out is not None:
         prepared.check_out(out)
     result = prepared.new_output() if out is None else out
@@ -206,7 +214,7 @@ def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> 
 
 def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *, recipe="auto", attn_mask=None,
               seqused_k=None, state=None, out=None, fallback="error") -> tuple[bool, str]:  # fmt: skip
-    _check_fallback(fallback, q)
+    _check_choices(recipe, is_causal, sm_scale, return_lse, fallback, q)
     request = Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                       seqused_k=seqused_k, state=state)  # fmt: skip
     if out is not None:
@@ -214,7 +222,11 @@ def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, retu
     return request.supports()
 
 
-def _check_fallback(fallback: str, q: Any) -> None:
+_supports.__name__ = _supports.__qualname__ = "supports"  # as errors about keywords name it
+
+
+def _check_choices(recipe: Any, is_causal: Any, sm_scale: Any, return_lse: Any, fallback: Any, q: Any) -> None:
+    _core.check_options(recipe, is_causal, sm_scale, return_lse)
     _core.check_choice(fallback, "fallback", _core.FALLBACKS)
     if fallback == "sdpa" and not _tensors.is_torch(q):
         raise ValueError("fallback='sdpa' needs torch tensors; got numpy arrays; pass fallback='error'")

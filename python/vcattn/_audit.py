@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vcattn import _tensors
-from vcattn._attention import attention
+from vcattn._core import Request
+from vcattn.grouping import check_whole
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, t
     Notes
     -----
     Exact attention of the sampled rows is computed on the CPU in FP32, from copies of q's sampled rows and of k and v; with CUDA tensors
-    the call waits.
+    the call waits. Figures are NaN where an output holds NaN. `stats()` does not count these calls.
 
     Examples
     --------
@@ -81,9 +82,16 @@ def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, t
     >>> vcattn.audit(q, k, v, "vc8s").rel_l2 < 0.05 < vcattn.audit(q, k, v, "nvfp4").rel_l2
     True
     """
-    if queries < 1:
+    if check_whole(queries, "queries") < 1:
         raise ValueError(f"queries must be at least 1; got {queries}")
-    out = attention(q, k, v, tensor_layout, sm_scale=sm_scale, recipe=recipe, seqused_k=seqused_k)
+
+    def attend(q: Any, k: Any, v: Any, recipe: str) -> Any:
+        """As `attention`, not counted in `stats()`."""
+        out = _tensors.empty_like(q)
+        Request(q, k, v, tensor_layout, sm_scale=sm_scale, recipe=recipe, seqused_k=seqused_k).attend(out, None)
+        return out
+
+    out = attend(q, k, v, recipe)
     axis = 2 if tensor_layout == "HND" else 1
     seqlen_q = q.shape[axis]
     rows = np.sort(np.random.default_rng(seed).choice(seqlen_q, size=min(queries, seqlen_q), replace=False))
@@ -93,8 +101,7 @@ def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, t
             return _to_numpy(x.index_select(axis, sys.modules["torch"].as_tensor(rows, device=x.device)))
         return _to_numpy(np.take(x, rows, axis))
 
-    exact = attention(sampled(q), _to_numpy(k), _to_numpy(v), tensor_layout, sm_scale=sm_scale, recipe="exact",
-                      seqused_k=seqused_k)  # fmt: skip
+    exact = attend(sampled(q), _to_numpy(k), _to_numpy(v), "exact")
     if tensor_layout == "NHD":
         exact, got = exact.swapaxes(1, 2), sampled(out).swapaxes(1, 2)
     else:
@@ -109,7 +116,7 @@ def audit(q: Any, k: Any, v: Any, recipe: str = "auto", queries: int = 256, *, t
 
     rel_l2 = float(ratio(norm(error), norm(exact)))
     return Audit(
-        recipe=recipe, queries=len(rows), rel_l2=rel_l2, snr_db=float(-20 * np.log10(rel_l2)) if rel_l2 > 0 else float("inf"),
+        recipe=recipe, queries=len(rows), rel_l2=rel_l2, snr_db=float("inf") if rel_l2 == 0 else float(-20 * np.log10(rel_l2)),
         cosine=float(ratio(np.asarray((exact * got).sum()), norm(exact) * norm(got))), max_abs=float(np.abs(error).max(initial=0.0)),
         rel_l2_of_heads=ratio(norm(error, (2, 3)), norm(exact, (2, 3))),
     )  # fmt: skip

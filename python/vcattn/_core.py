@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,24 @@ def check_kinds(q: Any, **others: Any) -> None:
             raise TypeError(f"{name} must be of the kind of q, {type(q).__name__}; got {type(other).__name__}; convert it")
 
 
+def check_options(recipe: object, is_causal: object, sm_scale: Any, return_lse: object = False) -> None:
+    if not isinstance(recipe, str):
+        raise TypeError(f"recipe must be a string such as 'vc8s' or 'vc8s,block=64'; got {type(recipe).__name__}")
+    for name, value in (("is_causal", is_causal), ("return_lse", return_lse)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False; got {type(value).__name__}")
+    if sm_scale is not None and (isinstance(sm_scale, (bool, np.bool_)) or not hasattr(sm_scale, "__float__")):
+        raise TypeError(f"sm_scale must be a number or None; got {type(sm_scale).__name__}")
+
+
+def lengths_array(seqused_k: Any, batch: int, seqlen_kv: int) -> np.ndarray:
+    """int32 [B]. For what the library does not see; it checks its own."""
+    lengths = _tensors.int32_array(seqused_k, "seqused_k")
+    if lengths.size != batch or not ((lengths >= 0) & (lengths <= seqlen_kv)).all():
+        raise ValueError(f"seqused_k needs one length in 0..{seqlen_kv} for each of {batch} batch entries; got {lengths[:8].tolist()}")
+    return lengths
+
+
 def check_state(state: object, is_causal: bool) -> None:
     if not isinstance(state, StepState):
         raise TypeError(f"state must be what GroupingState.at() returned; got {type(state).__name__}")
@@ -46,8 +65,7 @@ class Request:
                  state: StepState | None = None):  # fmt: skip
         if layout != "packed":
             check_choice(layout, "tensor_layout", _tensors.LAYOUTS)
-        if not isinstance(recipe, str):
-            raise TypeError(f"recipe must be a string such as 'vc8s' or 'vc8s,block=64'; got {type(recipe).__name__}")
+        check_options(recipe, is_causal, sm_scale)
         self.q, self.layout, self.recipe = q, layout, recipe
         self.options = _abi.options(recipe)
         views = _tensors.view(q, "q", layout), _tensors.view(k, "k", layout), _tensors.view(v, "v", layout)
@@ -84,7 +102,7 @@ class Request:
         setattr(self.problem, f"{name}_count", values.size)
 
     def _sequence_order(self) -> None:
-        self.options = _abi.options(f"{self.recipe},order=sequence")  # without a permutation the options decide
+        self.options = _abi.options_in_sequence_order(self.recipe)  # without a permutation the options decide
 
     def group(self) -> None:
         """Takes the permutation that the state has for this step, if there is a state. The device must be current."""
@@ -113,11 +131,10 @@ class Request:
     def check_out(self, out: Any) -> None:
         check_out(out, self.q, self.device)
         view = _tensors.view(out, "out", self.layout)  # dtype and strides
-        mine = _extent(view[0], view[1], view[3:7], view[7:])
+        mine = _Extent(view[0], view[1], view[3:7], view[7:])
         for name in "qkv":
             x = getattr(self.problem, name)
-            other = _extent(x.data or 0, x.dtype, x.shape, x.stride)
-            if mine and other and mine[0] < other[1] and other[0] < mine[1]:
+            if mine.overlaps(_Extent(x.data or 0, x.dtype, x.shape, x.stride)):
                 raise ValueError(f"out must not overlap {name}; got memory that they share; pass a tensor of its own")
 
     def run(self, out: Any, return_lse: bool) -> tuple[Any, Any]:
@@ -126,8 +143,10 @@ class Request:
             out = _tensors.empty_like(self.q)
         else:
             self.check_out(out)
+            _tensors.was_written(out)
         lse = _tensors.empty(self.q, self.lse_shape()) if return_lse else None
         self.attend(out, lse)
+        _stats.count("served", self.recipe)
         return out, lse
 
     def attend(self, out: Any, lse: Any) -> None:
@@ -141,21 +160,36 @@ class Request:
                 scratch_bytes = 0  # the call itself gives the reason, which may be another than that of preparation
             _abi.call("attend", self.problem, self.options, output, self.device.call(scratch_bytes))
         clear_masked_rows(self.masked_rows, self.layout, out, lse)
-        _stats.count("served", self.recipe)
 
 
-def _extent(data: int, dtype: int, shape: Any, strides: Any) -> tuple[int, int] | None:
-    """First and last address of a tensor without gaps; None for others, which may lie between each other."""
-    element_bytes, count, reach = (4, 2, 2)[dtype], 1, 0
-    for size, stride in zip(shape, strides):
-        if stride < 0:
-            return None
-        count, reach = count * size, reach + (size - 1) * stride
-    return (data, data + count * element_bytes) if count and reach == count - 1 else None
+class _Extent:
+    """Where the elements of a tensor lie, of which nothing is read."""
+
+    def __init__(self, data: int, dtype: int, shape: Any, strides: Any):
+        self.element_bytes = (4, 2, 2)[dtype]
+        self.data, self.shape = data, tuple(shape)
+        self.strides = tuple(stride * self.element_bytes for stride in strides)
+        reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
+        self.first, self.end = data + sum(min(x, 0) for x in reach), data + sum(max(x, 0) for x in reach) + self.element_bytes
+        self.empty = 0 in self.shape
+
+    def overlaps(self, other: _Extent) -> bool:
+        """Whether they share memory. Elements may lie between each other's; where that is too hard to tell, the answer is yes."""
+        if self.empty or other.empty or self.first >= other.end or other.first >= self.end:
+            return False
+        try:
+            return np.shares_memory(self._array(), other._array(), max_work=100_000)
+        except np.exceptions.TooHardError:
+            return True
+
+    def _array(self) -> np.ndarray:
+        memory = {"data": (self.data, True), "shape": self.shape, "strides": self.strides, "typestr": f"|V{self.element_bytes}", "version": 3}
+        return np.asarray(types.SimpleNamespace(__array_interface__=memory))
 
 
 def check_out(out: Any, q: Any, device: Device) -> None:
     """That `out` is writeable memory of the device, of a dtype that is served. q: of the kind and shape that `out` must have."""
+    _tensors.check_tensor(out, "out")
     check_kinds(q, out=out)
     if out.shape != q.shape:
         raise ValueError(f"out must have the shape of q, {list(q.shape)}; got {list(out.shape)}")
@@ -164,6 +198,11 @@ def check_out(out: Any, q: Any, device: Device) -> None:
         raise ValueError(f"out must be on the device of q, {device}; got {_tensors.device_of(out, 'out')}")
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable; got a read-only array")
+    shape, strides = out.shape, _tensors.pointer_and_strides(out, "out")[1]
+    if 0 not in shape and any(size > 1 and stride == 0 for size, stride in zip(shape, strides)):
+        raise ValueError(f"out must not overlap itself; got strides {list(strides)} for shape {list(shape)}; pass a tensor of its own")
+    if _tensors.is_torch(out) and out.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ValueError("out must not require a gradient, since attention has none; got one that does; detach() it")
 
 
 def clear_masked_rows(masked_rows: Any, layout: str, out: Any, lse: Any) -> None:
@@ -231,13 +270,13 @@ class Prepared:
         self.masked_rows = request.masked_rows
         self._lse_shape = request.lse_shape()
         # A tensor or array without memory of its own that remembers kind, dtype, shape and strides.
-        is_torch = _tensors.is_torch(request.q)
-        self._like = request.q.to("meta") if is_torch else np.broadcast_to(np.empty((), request.q.dtype), request.q.shape)
+        q, is_torch = request.q, _tensors.is_torch(request.q)
+        self._like = q.to("meta") if is_torch else np.lib.stride_tricks.as_strided(np.empty((), q.dtype), q.shape, q.strides)
         self._torch_device = request.q.device if is_torch else None
 
     def new_output(self) -> Any:
         if self._torch_device is None:
-            return np.empty(self._like.shape, self._like.dtype)
+            return np.empty_like(self._like)
         return sys.modules["torch"].empty_like(self._like, device=self._torch_device)
 
     def check_out(self, out: Any) -> None:
@@ -252,6 +291,7 @@ class Prepared:
         return _abi.number("prepared_value_energy_removed", self._handle, kind=ctypes.c_double)
 
     def attend(self, out: Any, want_lse: bool) -> Any:
+        _tensors.was_written(out)
         lse = _tensors.empty(out, self._lse_shape) if want_lse else None
         output = output_struct(out, lse, self.layout)
         with self.device.current():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -12,6 +13,16 @@ from vcattn import _abi
 
 _NOTHING = contextlib.nullcontext()
 _kernels_loaded: set[int] = set()
+_has_threads = False  # of the library, on the CPU
+_forked = False  # and left them behind
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _has_threads
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Device(NamedTuple):
@@ -28,6 +39,9 @@ class Device(NamedTuple):
     def current(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a CUDA device the current one, with the kernels loaded. Errors: UnsupportedError where it cannot be used."""
         if self.kind == "cpu":
+            if _forked:
+                raise RuntimeError("vcattn had been used on the CPU before this process was forked, and its threads do not survive that; start the "
+                                   "process with multiprocessing's 'spawn' or 'forkserver', or fork before the first call")  # fmt: skip
             return _NOTHING
         if self.index not in _kernels_loaded:
             self._load_kernels()
@@ -52,6 +66,8 @@ class Device(NamedTuple):
         Dropping it once the work is enqueued is right: torch gives the memory to later work of the same stream only.
         """
         if self.kind == "cpu":
+            global _has_threads
+            _has_threads = True
             return None
         call = _abi.Call(device=_abi.CUDA, stream=self.stream())
         if scratch_bytes:

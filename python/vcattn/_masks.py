@@ -8,7 +8,7 @@ import numpy as np
 
 from vcattn import _abi
 from vcattn._device import check_readable
-from vcattn._tensors import is_torch
+from vcattn._tensors import check_tensor, device_of, dtype_name, is_torch
 
 _WAY_OUT = ("only key padding is supported, where every query sees the first n keys of its batch entry, or none; pass seqused_k for such "
             "lengths, or use another attention for other masks")  # fmt: skip
@@ -23,10 +23,8 @@ def _unexpand(mask: Any) -> Any:
 
 def _seen(mask: Any) -> tuple[Any, Any, float]:
     """Boolean mask, whether that says all, and the number that hides: additive masks hold 0 (seen), and -inf or the lowest of their dtype."""
-    if str(mask.dtype).removeprefix("torch.") == "bool":
+    if dtype_name(mask) == "bool":
         return mask, True, 0.0
-    if not (mask.dtype.is_floating_point if is_torch(mask) else mask.dtype.kind == "f"):
-        raise ValueError(f"attn_mask must be boolean or floating point; got {mask.dtype}")
     if is_torch(mask):
         import torch
 
@@ -49,6 +47,23 @@ def _to_host(*arrays: Any) -> list[np.ndarray]:
     return [next(parts) if is_torch(x) else np.asarray(x) for x in arrays]
 
 
+def expand_mask(mask: Any, batch: int, num_heads: int, seqlen_q: int, seqlen_kv: int) -> Any:
+    """The mask as a view [B|1, H|1, Sq|1, Sk]. Two dimensions are [B, Sk] or [Sq, Sk]; refused where they could be either."""
+    check_tensor(mask, "attn_mask")
+    full, shape = (batch, num_heads, seqlen_q, seqlen_kv), tuple(mask.shape)
+    of_batch = shape == (batch, seqlen_kv)
+    if of_batch and batch == seqlen_q > 1:
+        raise ValueError(f"attn_mask {list(shape)} may be [B, Sk] or [Sq, Sk], since B = Sq here; pass attn_mask[:, None, None] for [B, Sk], or "
+                         "attn_mask[None, None] for [Sq, Sk]")  # fmt: skip
+    if not (dtype_name(mask) == "bool" or (mask.dtype.is_floating_point if is_torch(mask) else mask.dtype.kind == "f")):
+        raise ValueError(f"attn_mask must be boolean or floating point; got {mask.dtype}")
+    mask = mask[:, None, None] if of_batch else mask[(None,) * (4 - mask.ndim)]
+    if mask.ndim != 4 or any(have not in (1, want) for have, want in zip(mask.shape, full)):
+        raise ValueError(f"attn_mask must be [B, Sk] or broadcastable to [B, H, Sq, Sk] = {list(full)}; got {list(shape)}")
+    full = (*mask.shape[:3], seqlen_kv)
+    return mask.expand(full) if is_torch(mask) else np.broadcast_to(mask, full)
+
+
 def reduce_mask(mask: Any, batch: int, num_heads: int, seqlen_q: int, seqlen_kv: int) -> tuple[np.ndarray, Any]:
     """Numbers of valid keys, and which rows see any key at all. A mask on a CUDA device is waited for, once.
 
@@ -69,13 +84,8 @@ def reduce_mask(mask: Any, batch: int, num_heads: int, seqlen_q: int, seqlen_kv:
     UnsupportedError
         If the mask is more than key padding.
     """
-    if not (is_torch(mask) or isinstance(mask, np.ndarray)):
-        raise TypeError(f"attn_mask must be a numpy array or a torch tensor; got {type(mask).__name__}")
-    full = (batch, num_heads, seqlen_q, seqlen_kv)
-    if tuple(mask.shape) == (batch, seqlen_kv):
-        mask = mask[:, None, None, :]
-    if mask.ndim != 4 or mask.shape[3] != seqlen_kv or any(have not in (1, want) for have, want in zip(mask.shape, full)):
-        raise ValueError(f"attn_mask must be [B, Sk] or broadcastable to [B, H, Sq, Sk] = {list(full)}; got {list(mask.shape)}")
+    mask = expand_mask(mask, batch, num_heads, seqlen_q, seqlen_kv)
+    device_of(mask, "attn_mask")  # one that can be read
     if is_torch(mask):
         check_readable(mask, "attn_mask")
     mask, unbiased, lowest = _seen(_unexpand(mask))

@@ -51,23 +51,37 @@ def check_dtype(x: Any, name: str) -> int:
     return code
 
 
+def check_tensor(x: object, name: str) -> None:
+    if not (is_torch(x) or isinstance(x, np.ndarray)) or isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a numpy array or a torch tensor; got {type(x).__name__}")
+
+
 def pointer_and_strides(x: Any, name: str) -> tuple[int, tuple[int, ...]]:
     if is_torch(x):
-        return x.data_ptr(), x.stride()
-    if not isinstance(x, np.ndarray):
-        raise TypeError(f"{name} must be a numpy array or a torch tensor; got {type(x).__name__}")
+        if x.is_neg():  # its memory holds the numbers with the other sign
+            raise ValueError(f"{name} must not be a lazily negated view; got one, as of the imaginary part of a conjugate; resolve_neg() it")
+        try:
+            return x.data_ptr(), x.stride()
+        except RuntimeError as refusal:  # sparse tensors, and such as torch.func and fake modes make
+            raise ValueError(f"{name} must be a dense tensor with memory of its own; got {type(x).__name__} of layout {x.layout}: "
+                             f"{str(refusal).splitlines()[0]}") from refusal  # fmt: skip
+    check_tensor(x, name)
     if any(stride % x.itemsize for stride in x.strides):
         raise ValueError(f"{name} must have strides that are multiples of its {x.itemsize}-byte elements; got {x.strides}; copy it")
     return x.__array_interface__["data"][0], tuple(stride // x.itemsize for stride in x.strides)
+
+
+def check_ndim(x: Any, name: str, layout: str) -> None:
+    ndim = 3 if layout == "packed" else 4
+    if len(x.shape) != ndim:
+        raise ValueError(f"{name} must have {ndim} dimensions; got shape {list(x.shape)}; reshape it")
 
 
 def view(x: Any, name: str, layout: str) -> tuple[int, ...]:
     """The numbers of a `vcattn_tensor`, for a tensor in layout "NHD", "HND" or "packed" ([tokens, num_heads, head_dim])."""
     data, strides = pointer_and_strides(x, name)
     code, shape = check_dtype(x, name), x.shape
-    ndim = 3 if layout == "packed" else 4
-    if len(shape) != ndim:
-        raise ValueError(f"{name} must have {ndim} dimensions; got shape {tuple(shape)}; reshape it")
+    check_ndim(x, name, layout)
     if layout == "HND":
         (batch, heads, rows, channels), (of_batch, of_heads, of_rows, of_channels) = shape, strides
         return data, code, 0, batch, rows, heads, channels, of_batch, of_rows, of_heads, of_channels
@@ -101,4 +115,13 @@ def int32_array(x: Any, name: str) -> np.ndarray:
     array = np.asarray(x)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{name} must be a one-dimensional array of integers; got {array.dtype} with shape {array.shape}")
+    limits = np.iinfo(np.int32)
+    if array.size and not limits.min <= array.min() <= array.max() <= limits.max:
+        raise ValueError(f"{name} must hold numbers below 2^31; got {array.min()} to {array.max()}")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def was_written(x: Any) -> None:
+    """Tells autograd of torch, which refuses to use a tensor that was saved for a backward pass and has changed since."""
+    if is_torch(x) and not x.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(x)

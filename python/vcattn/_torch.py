@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+import torch.autograd.forward_ad as fwAD
 import torch.nn.functional as F
 
-from vcattn import _abi, _core, _stats, _tensors
+from vcattn import _abi, _core, _masks, _stats, _tensors
 from vcattn._core import Request
 from vcattn.grouping import live_state
 
@@ -21,6 +23,16 @@ _REQUEST = ("str tensor_layout, bool is_causal, float? sm_scale, str recipe, Ten
 
 def _fake_lse(q: torch.Tensor, layout: str, wanted: bool) -> torch.Tensor:
     return _tensors.empty(q, _tensors.lse_shape(q.shape, layout) if wanted else (0,))
+
+
+def _check_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, recipe: str) -> None:
+    """What can be known to be wrong before there are numbers."""
+    if layout != "packed":
+        _core.check_choice(layout, "tensor_layout", _tensors.LAYOUTS)
+    _abi.options(recipe)
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        _tensors.check_dtype(x, name)
+        _tensors.check_ndim(x, name, layout)
 
 
 def _or_empty(lse: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
@@ -41,13 +53,12 @@ def _compute(q, k, v, given, layout, is_causal, sm_scale, recipe, attn_mask, seq
             raise _abi.UnsupportedError(f"{error} (fallback='sdpa' cannot help: it gives no lse)") from error
         if given is not None:
             _core.check_out(given, q, _tensors.device_of(q, "q"))
-        out = torch.empty_like(q) if given is None else given
         try:
-            out.copy_(_sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k))
+            result = _sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k)
         except RuntimeError as refusal:  # what torch does not take either
             raise _abi.UnsupportedError(f"{error} (fallback='sdpa' cannot help: {str(refusal).splitlines()[0]})") from error
         _stats.count_fallback(f"sdpa: {error}")
-        return out, None
+        return (torch.empty_like(q) if given is None else given).copy_(result), None
 
 
 def _compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse) -> Any:
@@ -61,16 +72,26 @@ def _sdpa(q, k, v, layout, is_causal, sm_scale, attn_mask, seqused_k) -> torch.T
     if is_causal and q.shape[2] != k.shape[2]:
         raise _abi.UnsupportedError("fallback='sdpa' aligns a causal mask at the top left; Sq == Sk is required, got "
                                     f"{q.shape[2]} and {k.shape[2]}")  # fmt: skip
+    k, v = k.to(q.dtype), v.to(q.dtype)
+    batch, num_heads, seqlen_q, _ = q.shape
+    seqlen_kv, seen = k.shape[2], None
     if seqused_k is not None:
-        attn_mask = torch.arange(k.shape[2], device=q.device) < _as_tensor(seqused_k).to(q.device)[:, None]
-    if attn_mask is not None and attn_mask.ndim == 2:
-        attn_mask = attn_mask[:, None, None, :]
-    if attn_mask is not None and is_causal:  # torch takes one of them
-        earlier = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        attn_mask = attn_mask & earlier if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~earlier, float("-inf"))
-        is_causal = False
-    out = F.scaled_dot_product_attention(q, k.to(q.dtype), v.to(q.dtype), attn_mask=attn_mask, is_causal=is_causal, scale=sm_scale,
-                                         enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+        lengths = _core.lengths_array(seqused_k, batch, seqlen_kv)
+        attn_mask = torch.from_numpy(np.arange(seqlen_kv) < lengths[:, None])[:, None, None]
+    if attn_mask is not None:
+        attn_mask = _masks.expand_mask(attn_mask, batch, num_heads, seqlen_q, seqlen_kv).to(q.device)
+        seen = attn_mask if attn_mask.dtype == torch.bool else ~(attn_mask <= torch.finfo(attn_mask.dtype).min)
+        padding = ~seen.any(1).any(1)[:, None, :, None]  # keys that no row sees, whose content never matters: 0 times NaN would
+        k, v = k.masked_fill(padding, 0), v.masked_fill(padding, 0)
+        if is_causal:  # torch takes one of them
+            earlier = torch.ones(seqlen_q, seqlen_kv, dtype=torch.bool, device=q.device).tril()
+            attn_mask = attn_mask & earlier if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~earlier, float("-inf"))
+            seen, is_causal = seen & earlier, False
+        if attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.to(q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=sm_scale, enable_gqa=num_heads != k.shape[1])
+    if seen is not None:
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0)
     return out.transpose(1, 2) if layout == "NHD" else out
 
 
@@ -82,6 +103,7 @@ def _attention(q, k, v, tensor_layout, is_causal, sm_scale, recipe, attn_mask, s
 
 @_attention.register_fake
 def _(q, k, v, tensor_layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse):
+    _check_fake(q, k, v, tensor_layout, recipe)
     return torch.empty_like(q), _fake_lse(q, tensor_layout, return_lse)
 
 
@@ -94,6 +116,7 @@ def _attention_out(q, k, v, out, tensor_layout, is_causal, sm_scale, recipe, att
 
 @_attention_out.register_fake
 def _(q, k, v, out, tensor_layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse):
+    _check_fake(q, k, v, tensor_layout, recipe)
     return _fake_lse(q, tensor_layout, return_lse)
 
 
@@ -107,6 +130,7 @@ def _attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seq
 
 @_attention_varlen.register_fake
 def _(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse):
+    _check_fake(q, k, v, "packed", recipe)
     return torch.empty_like(q), _fake_lse(q, "packed", return_lse)
 
 
@@ -126,7 +150,19 @@ def _torch_must_see(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
+def _check_transforms(*tensors: torch.Tensor) -> None:
+    """Refuses what torch.func and forward-mode differentiation would make of q, k and v: an operator without rules for it drops it."""
+    if torch.compiler.is_compiling() or not (fwAD._current_level >= 0 or torch._C._are_functorch_transforms_active()):
+        return
+    for x in tensors:
+        if torch._C._functorch.is_batchedtensor(x):
+            raise _abi.UnsupportedError("torch.vmap is not supported; make the mapped dimension part of the batch")
+        if torch._C._functorch.is_gradtrackingtensor(x) or (fwAD._current_level >= 0 and fwAD.unpack_dual(x).tangent is not None):
+            raise _abi.UnsupportedError("attention has no gradient, neither of torch.func nor in forward mode; detach() q, k and v")
+
+
 def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mask, seqused_k, state, out, fallback) -> Any:
+    _check_transforms(q, k, v)
     if not _torch_must_see(q, k, v):
         out, lse = _compute(q, k, v, out, layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse)
         return (out, lse) if return_lse else out
@@ -143,6 +179,7 @@ def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mas
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, return_lse, recipe) -> Any:
+    _check_transforms(q, k, v)
     arguments = (max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse)
     if _torch_must_see(q, k, v):
         _core.check_kinds(q, k=k, v=v)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+import operator
 import weakref
 from typing import Any, NamedTuple
 
@@ -35,9 +36,10 @@ class _Fit(NamedTuple):
 class _Group:
     """Permutation [B, Hkv, Sk] and centroids [B, Hkv, clusters, D] of one (layer, branch)."""
 
-    def __init__(self, fit: _Fit, clusters: int):
+    def __init__(self, fit: _Fit, clusters: int, asked_clusters: int):
         batch, seqlen, heads, head_dim = fit.shape
         self.fit, self.clusters, self.step = fit, clusters, -1
+        self.asked_clusters = asked_clusters  # of the recipe, where 0 is automatic
         self.permutation = Buffer(fit.device, batch * heads * seqlen, "int32")
         self.centroids = Buffer(fit.device, batch * heads * clusters * head_dim, "float32")
 
@@ -88,9 +90,9 @@ class GroupingState:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
         for name, value in (("total_steps", total_steps), ("refresh_interval", refresh_interval)):
-            if value < 1:
+            if check_whole(value, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
-        if not 0 <= group_fraction <= 1:
+        if isinstance(group_fraction, str) or not 0 <= group_fraction <= 1:
             raise ValueError(f"group_fraction must lie in 0..1; got {group_fraction}")
         self.total_steps, self._policy, self._refresh_interval = total_steps, policy, refresh_interval
         self._steps_with_groups = math.ceil(group_fraction * total_steps)
@@ -99,7 +101,7 @@ class GroupingState:
 
     def at(self, step: int, *, layer: int, branch: int = 0) -> StepState:
         """The place of one call, for the keyword `state` of `attention`. `branch` tells apart CFG halves that are computed one by one."""
-        return StepState(self, step, layer, branch)
+        return StepState(self, check_whole(step, "step"), layer, branch)
 
     def follow(self, q: Any, step: int, *, layer: int, branch: int = 0) -> StepState:
         """As `at`, for hosts that may change the resolution: what is kept for a q of another shape, dtype or device is dropped."""
@@ -144,6 +146,10 @@ class GroupingState:
     def __bool__(self) -> bool:
         return True
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For copy and pickle: two would write to the same memory."""
+        raise TypeError("GroupingState cannot be copied or pickled; share it, or make a new one")
+
 
 class StepState:
     """A (step, layer, branch) of a `GroupingState`; made by `GroupingState.at`."""
@@ -153,27 +159,35 @@ class StepState:
         self.token = next(_tokens)
         _live[self.token] = self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a place in a grouping schedule cannot be copied or pickled; ask GroupingState.at() for it again")
+
     def plan(self, problem: _abi.Problem, options: _abi.Options, device: Device) -> _Plan:
         """What is to be done, which changes nothing yet. The device must be current."""
         owner = self.owner
         action = owner.decide(self.step, layer=self.layer, branch=self.branch)
         if action == "sequence_order":
             return _Plan(action, None, None)
+        if options.order == _abi.SEQUENCE_ORDER:
+            raise ValueError(f"order=sequence in the recipe contradicts a state that groups ({action}); drop one of them, or let the state have the "
+                             "policy 'never'")  # fmt: skip
         v, count = problem.v, problem.seqused_k_count
         lengths = (ctypes.c_int32 * count).from_address(problem.seqused_k) if count else [v.shape[1]] * v.shape[0]
         fit = _Fit(tuple(v.shape), v.dtype, tuple(lengths), device)
         group = owner._kept.get((self.layer, self.branch))
         if action != "regroup_cold" and group.fit != fit:
             raise ValueError(f"state of layer {self.layer}, branch {self.branch} is for {group.fit}; got {fit}; forget() it first")
-        if action == "reuse":
+        if action == "reuse" and options.clusters == group.asked_clusters:
             return _Plan(action, group, None)
         grouping = _abi.Grouping(v=v, seqused_k=problem.seqused_k, seqused_k_count=count)
         clusters = _abi.number("group_clusters", grouping, options, device.code, kind=ctypes.c_int32)
-        if action == "regroup_warm" and group.clusters != clusters:
+        if action != "regroup_cold" and group.clusters != clusters:
             raise ValueError(f"state of layer {self.layer}, branch {self.branch} has {group.clusters} clusters; got a recipe with {clusters}; "
                              "keep the recipe, or forget() it first")  # fmt: skip
+        if action == "reuse":
+            return _Plan(action, group, None)
         if group is None or group.fit != fit or group.clusters != clusters:
-            group = _Group(fit, clusters)
+            group = _Group(fit, clusters, options.clusters)
         return _Plan(action, group, grouping)
 
     def permutation(self, problem: _abi.Problem, options: _abi.Options, device: Device) -> Buffer | None:
@@ -196,4 +210,14 @@ class StepState:
 
 def live_state(token: int) -> StepState | None:
     """The state that a torch operator was called with; 0 is none."""
+    if token and token not in _live:
+        raise ValueError("the grouping state of this call is gone: a graph keeps the number of the one that it was traced with; keep that alive, or "
+                         "pass state=None where a graph is made")  # fmt: skip
     return _live[token] if token else None
+
+
+def check_whole(value: Any, name: str) -> int:
+    """Errors: TypeError unless it is an integer, of Python or numpy."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer; got {value!r}")
+    return operator.index(value)

@@ -155,6 +155,7 @@ std::vector<Entry> const& entries() {
       integer_entry("clusters", &Options::clusters, 0, kMaxClusters),
       integer_entry("iterations", &Options::iterations, 1, kMaxIterations),
       integer_entry("warm_iterations", &Options::warm_iterations, 1, kMaxIterations),
+      named_entry("check_finite", kSwitch, &Options::check_finite),
   };
   return table;
 }
@@ -280,6 +281,8 @@ void set_options(Options& options, std::string_view list) {
     auto const equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0) fail("options are written key=value,key=value; got '" + std::string(item) + "'");
     pairs.emplace_back(item.substr(0, equals), item.substr(equals + 1));
+    auto const same_key = [&](auto const& pair) { return pair.first == pairs.back().first; };
+    if (std::count_if(pairs.begin(), pairs.end(), same_key) > 1) fail("option " + std::string(pairs.back().first) + " must be set once");
   }
   // Formats and forms first, since they bring a scaling and a top code with them: the order in the text then does not matter.
   std::stable_partition(pairs.begin(), pairs.end(), [](auto const& pair) { return pair.first == "qk" || pair.first == "expcast"; });

@@ -78,10 +78,12 @@ void check_problem(Problem const& p, Options const& options) {
   if (p.k.shape != p.v.shape)
     invalid("k and v must have the same shape [B, Sk, Hkv, D]; got " + shape_text(p.k.shape) + " and " + shape_text(p.v.shape));
   if (p.q.batch() != p.k.batch() || p.q.head_dim() != p.k.head_dim()) {
-    invalid("q and k must agree in batch and head_dim; got " + shape_text(p.q.shape) + " and " + shape_text(p.k.shape));
+    invalid("q [B, Sq, H, D] and k [B, Sk, Hkv, D] must agree in batch and head_dim; got " + shape_text(p.q.shape) + " and " +
+            shape_text(p.k.shape));
   }
   if (p.q.batch() < 1 || p.q.num_heads() < 1 || p.k.num_heads() < 1) {
-    invalid("batch and num_heads must be at least 1; got q " + shape_text(p.q.shape) + ", k " + shape_text(p.k.shape));
+    invalid("batch and num_heads must be at least 1; got q [B, Sq, H, D] = " + shape_text(p.q.shape) +
+            ", k [B, Sk, Hkv, D] = " + shape_text(p.k.shape));
   }
   if (p.q.num_heads() % p.k.num_heads() != 0) {
     invalid("num_heads of q must be a multiple of num_heads of k and v; got " + std::to_string(p.q.num_heads()) + " and " +
@@ -92,7 +94,7 @@ void check_problem(Problem const& p, Options const& options) {
   std::int64_t const step = nvfp4 ? 16 : 8;
   if (d < 32 || d > 256 || d % step != 0) {
     unsupported("head_dim must be a multiple of " + std::to_string(step) + " in 32..256" + (nvfp4 ? " for NVFP4 Q and K" : "") + "; got " +
-                std::to_string(d) + "; pad head_dim with zeros and pass softmax_scale of the unpadded size");
+                std::to_string(d) + "; pad head_dim with zeros and pass the softmax scale of the unpadded size");
   }
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max() - 256;
   if (p.q.seqlen() > kMaxRows || p.k.seqlen() > kMaxRows) {
@@ -100,7 +102,7 @@ void check_problem(Problem const& p, Options const& options) {
   }
   check_lengths(p);
   if (p.softmax_scale && !(std::isfinite(*p.softmax_scale) && std::isfinite(static_cast<float>(*p.softmax_scale)))) {
-    invalid("softmax_scale must be finite in FP32; got " + std::to_string(*p.softmax_scale));
+    invalid("the softmax scale must be finite in FP32; got " + std::to_string(*p.softmax_scale));
   }
   if (p.causal && (formats::resolve_order(options, true) != GroupOrder::sequence || !p.permutation.empty())) {
     unsupported("causal attention needs keys in sequence order; use order=sequence (or auto) and no permutation");

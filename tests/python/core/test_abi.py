@@ -53,6 +53,7 @@ def test_constants_are_those_of_the_header():
     assert [int(constants[f"VCATTN_RECIPE_{name.upper().replace('-', '_')}"]) for name in _abi.RECIPES] == list(range(len(_abi.RECIPES)))
     assert [int(constants[f"VCATTN_{name}"]) for name in ("F32", "F16", "BF16")] == [0, 1, 2] and len(_abi.DTYPES) == 3
     assert (_abi.CPU, _abi.CUDA) == (int(constants["VCATTN_CPU"]), int(constants["VCATTN_CUDA"]))
+    assert _abi.SEQUENCE_ORDER == int(constants["VCATTN_ORDER_SEQUENCE"])
     for value, name in enumerate(grouping.POLICIES):
         assert value == int(constants[f"VCATTN_SCHEDULE_{name.upper()}"])
     for value, name in enumerate(grouping.ACTIONS):

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import multiprocessing
 import pickle
 import sys
 import types
@@ -103,6 +104,39 @@ def test_other_masks_are_refused(rng):
         assert not vcattn.supports(q, k, v, attn_mask=mask)[0]
     with pytest.raises(ValueError, match="broadcastable"):
         vcattn.attention(q, k, v, attn_mask=np.ones((2, 130), bool))
+    with pytest.raises(ValueError, match="boolean or floating point; got int64"):
+        vcattn.attention(q, k, v, attn_mask=np.ones((2, 131), np.int64))
+
+
+def test_masks_with_fewer_dimensions_are_aligned_at_the_last(rng):
+    q, k, v = tensors(rng, seqlen_q=131)
+    expected = vcattn.attention(q, k, v, seqused_k=[77, 77])
+    keys = np.arange(131) < 77
+    for mask in (keys, keys[None], np.broadcast_to(keys, (131, 131)), np.broadcast_to(keys, (4, 131, 131)), keys[None, None]):
+        assert (vcattn.attention(q, k, v, attn_mask=mask) == expected).all()
+    assert (vcattn.attention(q, k, v, attn_mask=np.ones((131, 1), bool)) == vcattn.attention(q, k, v)).all()
+    with pytest.raises(vcattn.UnsupportedError, match="is no key padding"):
+        vcattn.attention(q, k, v, attn_mask=np.tri(131, dtype=bool))
+
+
+def test_a_mask_that_has_two_meanings_is_refused(rng):
+    q, k, v = tensors(rng, batch=3, seqlen_q=3, seqlen_kv=3)
+    triangle = np.tri(3, dtype=bool)  # causal as [Sq, Sk], lengths 1, 2, 3 as [B, Sk]
+    with pytest.raises(ValueError, match=r"attn_mask \[3, 3\] may be \[B, Sk\] or \[Sq, Sk\]"):
+        vcattn.attention(q, k, v, attn_mask=triangle)
+    assert not vcattn.supports(q, k, v, attn_mask=triangle)[0]
+    assert (vcattn.attention(q, k, v, attn_mask=triangle[:, None, None]) == vcattn.attention(q, k, v, seqused_k=[1, 2, 3])).all()
+    with pytest.raises(vcattn.UnsupportedError, match="is no key padding"):
+        vcattn.attention(q, k, v, attn_mask=triangle[None, None])
+
+
+def test_check_finite_is_asked_for_in_the_recipe(rng):
+    q, k, v = tensors(rng)
+    k[1, 0, 5, 3] = np.inf
+    vcattn.attention(q, k, v, recipe="vc8")
+    with pytest.raises(vcattn.NonFiniteError, match="k"):
+        vcattn.attention(q, k, v, recipe="vc8,check_finite=on")
+    assert (vcattn.attention(q, k, v, recipe="vc8,check_finite=on", seqused_k=[131, 5]) == vcattn.attention(q, k, v, recipe="vc8", seqused_k=[131, 5])).all()
 
 
 def test_varlen(rng):
@@ -151,10 +185,66 @@ def test_out(rng):
         vcattn.attention(q, k, v, out=np.empty((2, 4, 71, 64), np.float32))
     with pytest.raises(ValueError, match="overlap"):
         vcattn.attention(q, k, v, out=q)
+    with pytest.raises(ValueError, match="overlap itself"):
+        vcattn.attention(q, k, v, out=np.lib.stride_tricks.as_strided(np.empty(64, np.float32), q.shape, (0, 0, 0, 4)))
+    for bad in ([1], None.__class__, np.ma.masked_array(q)):
+        with pytest.raises(TypeError, match="out must be a numpy array or a torch tensor"):
+            vcattn.attention(q, k, v, out=bad)
     read_only = np.empty_like(q)
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         vcattn.attention(q, k, v, out=read_only)
+
+
+def test_out_may_lie_between_the_inputs_but_not_on_them(rng):
+    memory = rng.standard_normal((2, 151, 5, 4, 64), dtype=np.float32)  # [B, S, 5, H, D]
+    q, k, v, out = (memory[:, :, i].swapaxes(1, 2) for i in range(4))
+    expected, rest = vcattn.attention(q, k, v), memory[:, :, [0, 1, 2, 4]].copy()
+    assert vcattn.attention(q, k, v, out=out) is out and (out == expected).all() and (memory[:, :, [0, 1, 2, 4]] == rest).all()
+    backwards = out[:, :, ::-1]
+    assert vcattn.supports(q, k, v, out=backwards) == (True, "")
+    vcattn.attention(q, k, v, out=backwards)
+    assert (backwards == expected).all() and (memory[:, :, [0, 1, 2, 4]] == rest).all()
+    rows = rng.standard_normal((2, 4, 151, 64), dtype=np.float32)
+    for q, out in ((rows[:, :, :150], rows[:, :, 1:]), (rows[:, :, ::2], rows[:, :, :76][:, :, ::-1]), (rows[..., :64:2], rows[:, :, :, :32])):
+        with pytest.raises(ValueError, match="out must not overlap q"):
+            vcattn.attention(q, q.copy(), q.copy(), out=out)
+        assert not vcattn.supports(q, q.copy(), q.copy(), out=out)[0]
+    even, odd = rows[:, :, ::2], rows[:, :, 1::2]
+    assert (vcattn.attention(even[:, :, :75], k, v, out=odd) == odd).all()
+
+
+def test_prepared_output_has_the_strides_of_q(rng):
+    for dtype in (np.float32, ml_dtypes.bfloat16):
+        q = np.asfortranarray(rng.standard_normal((1, 2, 9, 64)).astype(dtype))
+        out = vcattn.attention_prepared(vcattn.prepare(q, q, q))
+        assert out.strides == vcattn.attention(q, q, q).strides == q.strides and out.dtype == dtype
+
+
+def _attend_in_child(queue):
+    x = np.ones((1, 1, 300, 64), np.float32)
+    try:
+        vcattn.attention(x, x, x)
+    except RuntimeError as error:
+        queue.put((str(error), vcattn.supports(x, x, x)))
+    else:
+        queue.put(("served", None))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_threads_do_not_survive_a_fork(rng, method):
+    vcattn.attention(*tensors(rng))
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_attend_in_child, args=(queue,))
+    child.start()
+    text, supported = queue.get(timeout=60)
+    child.join()
+    if method == "spawn":
+        assert text == "served"
+    else:
+        assert "forked" in text and "spawn" in text and supported == (False, text)
 
 
 BAD_CALLS = [
@@ -165,6 +255,16 @@ BAD_CALLS = [
     (lambda q, k, v: vcattn.attention(q, k, v, "BSHD"), ValueError, "tensor_layout must be one of 'NHD', 'HND'; got 'BSHD'"),
     (lambda q, k, v: vcattn.attention(q, k, v, recipe="vc9"), ValueError, "vc9"),
     (lambda q, k, v: vcattn.attention(q, k, v, recipe=8), TypeError, "recipe must be a string"),
+    (lambda q, k, v: vcattn.attention(q, k, v, recipe="vc8\0x"), ValueError, "null character"),
+    (lambda q, k, v: vcattn.attention(q, k, v, recipe="vc8,block=64,block=32"), ValueError, "each option once"),
+    (lambda q, k, v: vcattn.attention(q, k, v, is_causal="yes"), TypeError, "is_causal must be True or False; got str"),
+    (lambda q, k, v: vcattn.attention(q, k, v, sm_scale=True), TypeError, "sm_scale must be a number or None; got bool"),
+    (lambda q, k, v: vcattn.attention(q, k, v, sm_scale="1"), TypeError, "sm_scale must be a number or None; got str"),
+    (lambda q, k, v: vcattn.attention(q, k, v, return_lse=q), TypeError, "return_lse must be True or False; got ndarray"),
+    (lambda q, k, v: vcattn.attention_prepared(vcattn.prepare(q, k, v), np.empty_like(q)), TypeError, "return_lse must be True or False"),
+    (lambda q, k, v: vcattn.attention_prepared(np.empty_like(q), vcattn.prepare(q, k, v)), TypeError, "needs what prepare"),
+    (lambda q, k, v: vcattn.attention(np.ma.masked_array(q), k, v), TypeError, "q must be a numpy array or a torch tensor; got MaskedArray"),
+    (lambda q, k, v: vcattn.attention(q[:1], k, v), ValueError, r"q \[B, Sq, H, D\] and k \[B, Sk, Hkv, D\] must agree"),
     (lambda q, k, v: vcattn.attention(q[..., :20], k[..., :20], v[..., :20]), vcattn.UnsupportedError, "multiple of 8 in 32..256; got 20"),
     (lambda q, k, v: vcattn.attention(q, k[..., :40], v), ValueError, "same shape"),
     (lambda q, k, v: vcattn.attention(q, k[:, :, :9], v), ValueError, "same shape"),
@@ -172,6 +272,9 @@ BAD_CALLS = [
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1]), ValueError, "seqused_k"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1, 132]), ValueError, "0..131; got 132"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1.5, 2]), ValueError, "array of integers"),
+    (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[2**32, 2]), ValueError, "seqused_k must hold numbers below 2\\^31; got 2 to 4294967296"),
+    (lambda q, k, v: vcattn.attention_varlen(q[0], k[0], v[0], [0, 2**32 + 4], [0, 2]), ValueError, "cu_seqlens_q must hold numbers below"),
+    (lambda q, k, v: vcattn.audit(q, k, v, queries=2.5), TypeError, "queries must be an integer; got 2.5"),
     (lambda q, k, v: vcattn.attention(q, k, v, sm_scale=float("inf")), ValueError, "finite"),
     (lambda q, k, v: vcattn.attention(q, k, v, fallback="native"), ValueError, "fallback must be one of 'error', 'sdpa'"),
     (lambda q, k, v: vcattn.attention(q, k, v, fallback="sdpa"), ValueError, "needs torch tensors"),
@@ -230,7 +333,7 @@ def test_supports_says_what_the_call_does():
             vcattn.attention(*arrays, **options)
         except (ValueError, TypeError) as error:
             # Texts of TypeError name the function.
-            assert not ok and (reason == str(error) or isinstance(error, TypeError)), (ok, reason, str(error), options)
+            assert not ok and reason == str(error).replace("attention()", "supports()"), (ok, reason, str(error), options)
         else:
             assert ok and reason == "", (reason, options, [x.shape for x in arrays])
     assert min(answers.values()) > 1000

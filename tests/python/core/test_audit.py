@@ -17,6 +17,19 @@ def test_sampled_figures_agree_with_a_full_comparison(rng, recipe):
     assert audit.rel_l2_of_heads.shape == (1, 3) and str(audit).startswith(f"{recipe}: rel_l2")
 
 
+def test_not_a_number_is_no_agreement(rng):
+    q, k, v = rng.standard_normal((3, 1, 2, 40, 64), dtype=np.float32)
+    v[0, 0, 3] = np.nan
+    audit = vcattn.audit(q, k, v, "vc8")
+    assert np.isnan([audit.rel_l2, audit.snr_db, audit.cosine, audit.max_abs]).all() and np.isnan(audit.rel_l2_of_heads).tolist() == [[True, False]]
+
+
+def test_audits_are_not_counted_as_served(rng):
+    q, k, v = rng.standard_normal((3, 1, 2, 40, 64), dtype=np.float32)
+    vcattn.audit(q, k, v)
+    assert vcattn.stats()["served"] == {}
+
+
 def test_all_rows_in_either_layout(rng):
     q, k, v = rng.standard_normal((3, 1, 200, 2, 64), dtype=np.float32)
     audit = vcattn.audit(q, k, v, "vc8", tensor_layout="NHD")

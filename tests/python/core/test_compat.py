@@ -31,6 +31,7 @@ def test_results(rng):
     expected, lse = vcattn.attention(q, k, v, is_causal=True, sm_scale=0.2, return_lse=True)
     got, got_lse = sageattn(q, k, v, "HND", True, 0.2, True)
     assert (got == expected).all() and (got_lse == lse).all()
+    assert (sageattn(q, k, v, "HND", True, 0.2, smooth_k=True, pv_accum_dtype="fp32+fp16") == expected).all()
     assert (flash_attn_func(*(x.swapaxes(1, 2) for x in (q, k, v)), 0.0, 0.2, True).swapaxes(1, 2) == expected).all()
     assert (sdpa(q, k, v, None, 0.0, True, 0.2) == expected).all()
     keys = np.arange(100) < 60
@@ -44,7 +45,14 @@ def test_results(rng):
     (lambda q: sdpa(q, q, q, dropout_p=0.1), ValueError, "dropout_p"),
     (lambda q: sdpa(q, q[:, :, :5], q[:, :, :5], is_causal=True), ValueError, "Sq == Sk"),
     (lambda q: sdpa(q, q[:, :1], q[:, :1]), ValueError, "enable_gqa"),
-    (lambda q: sageattn(q, q, q, smooth_k=True), TypeError, "smooth_k"),
+    (lambda q: flash_attn_func(q, q, q, window_size=None), ValueError, r"window_size=\(-1, -1\) required"),
+    (lambda q: sdpa(q.tolist(), q, q), TypeError, "query must be a numpy array or a torch tensor; got list"),
+    (lambda q: sdpa(q, None, q), TypeError, "key must be"),
+    (lambda q: sdpa(q[0], q[0], q[0]), ValueError, "query must have 4 dimensions"),
+    (lambda q: sdpa(q, q, q, q.tolist()), TypeError, "attn_mask must be"),
+    (lambda q: sageattn(q, q, q, smooth_k=False), ValueError, "smooth_k=True required"),
+    (lambda q: sageattn(q, q, q, pv_accum_dtype="fp8"), ValueError, "pv_accum_dtype must be one of None, fp16"),
+    (lambda q: sageattn(q, q, q, smooth_v=True), TypeError, "smooth_v"),
 ])  # fmt: skip
 def test_refusals(rng, call, error, text):
     with pytest.raises(error, match=text):

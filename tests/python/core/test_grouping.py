@@ -1,6 +1,8 @@
 """GroupingState: schedule, keys, refusals."""
 
+import copy
 import ctypes
+import pickle
 
 import numpy as np
 import pytest
@@ -112,6 +114,13 @@ def test_a_warm_start_needs_as_many_clusters(rng):
         vcattn.attention(v, v, v, **later)
     assert vcattn.supports(v, v, v, **later)[0] is False
     assert vcattn.supports(v, v, v, recipe="vc8,clusters=8", state=state.at(1, layer=0)) == (True, "")
+    reused = vcattn.GroupingState(8)
+    vcattn.attention(v, v, v, recipe="vc8,clusters=8", state=reused.at(0, layer=0))
+    assert reused.decide(1, layer=0) == "reuse"
+    for recipe in ("vc8,clusters=9", "vc8"):
+        with pytest.raises(ValueError, match="has 8 clusters; got a recipe with"):
+            vcattn.attention(v, v, v, recipe=recipe, state=reused.at(1, layer=0))
+    vcattn.attention(v, v, v, recipe="vc8s,clusters=8", state=reused.at(1, layer=0))
     assert state.decide(1, layer=0) == "regroup_warm"  # asking changed nothing
 
 
@@ -126,3 +135,24 @@ def test_bad_arguments():
         vcattn.GroupingState(8, group_fraction=1.5)
     with pytest.raises(ValueError, match="step must lie in"):
         vcattn.GroupingState(8).decide(8, layer=0)
+    for call in (lambda: vcattn.GroupingState(2.5), lambda: vcattn.GroupingState("4"), lambda: vcattn.GroupingState(True),
+                 lambda: vcattn.GroupingState(8).at(1.5, layer=0), lambda: vcattn.GroupingState(8, refresh_interval=None)):  # fmt: skip
+        with pytest.raises(TypeError, match="must be an integer; got"):
+            call()
+
+
+def test_a_state_and_an_order_contradict_each_other(rng):
+    v = values(rng)
+    with pytest.raises(ValueError, match="order=sequence in the recipe contradicts a state that groups"):
+        vcattn.attention(v, v, v, recipe="vc8,order=sequence", state=vcattn.GroupingState(8).at(0, layer=0))
+    never = vcattn.GroupingState(8, policy="never").at(0, layer=0)
+    expected = vcattn.attention(v, v, v, recipe="vc8,order=sequence")
+    assert (vcattn.attention(v, v, v, recipe="vc8,order=sequence", state=never) == expected).all()
+
+
+@pytest.mark.parametrize("double", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_states_have_one_owner(double):
+    state = vcattn.GroupingState(8)
+    for x in (state, state.at(0, layer=0)):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            double(x)

@@ -1,7 +1,9 @@
 """The installed package: import cost, command line, doctests."""
 
+import _ctypes
 import doctest
 import importlib
+import os
 import subprocess
 import sys
 
@@ -36,7 +38,16 @@ def test_doctests(name):
     assert result.failed == 0 and result.attempted > 0
 
 
-def test_missing_library_is_named(tmp_path):
-    code = f"import os; os.environ['VCATTN_LIBRARY'] = {str(tmp_path / 'none.so')!r}\nimport vcattn"
-    result = run(code)
-    assert result.returncode != 0 and "none.so" in result.stderr and "VCATTN_LIBRARY" in result.stderr
+@pytest.mark.parametrize("what", ["missing", "a folder", "text", "another library", "relative"])
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path, what):
+    path = tmp_path / "library.so"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "text":
+        path.write_text("no library")
+    elif what == "another library":
+        path.symlink_to(_ctypes.__file__)
+    named = os.path.relpath(path) if what == "relative" else path
+    result = run(f"import os; os.environ['VCATTN_LIBRARY'] = {str(named)!r}\nimport vcattn")
+    last = result.stderr.strip().splitlines()[-1]
+    assert result.returncode != 0 and last.startswith(f"ImportError: vcattn needs its library, {path}") and "set VCATTN_LIBRARY" in last

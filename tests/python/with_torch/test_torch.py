@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from reference import TOLERANCE, relative_error, softmax_attention
 from safetensors.torch import load_file
 
@@ -145,6 +146,108 @@ def test_no_silent_gradient():
     out = vcattn.attention(q.requires_grad_(), k, v)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         out.sum().backward()
+
+
+def test_fallback_treats_lengths_and_padding_as_attention_does():
+    q, k, v = (torch.randn(2, 2, 50, 20) for _ in range(3))
+    lengths = [50, 30]
+    expected, _ = softmax_attention(*(x.numpy() for x in (q, k, v)), lengths=lengths)
+    k[1, :, 30:], v[1, :, 30:] = float("nan"), float("inf")
+    keys = torch.arange(50) < torch.tensor(lengths)[:, None]
+    additive = torch.zeros(keys.shape, dtype=torch.float64).masked_fill(~keys, float("-inf"))
+    with pytest.warns(RuntimeWarning):
+        for options in ({"seqused_k": lengths}, {"attn_mask": keys}, {"attn_mask": additive[:, None, None]}):
+            assert relative_error(vcattn.attention(q, k, v, fallback="sdpa", **options), expected) < 1e-6
+    for is_causal in (False, True):
+        out = vcattn.attention(q, k, v, seqused_k=[50, 0], is_causal=is_causal, fallback="sdpa")
+        assert torch.isfinite(out).all() and (out[1] == 0).all()
+    for bad in ([50], [50, 51], [-1, 50], [50, 2**32]):
+        with pytest.raises(ValueError, match="seqused_k"):
+            vcattn.attention(q, k, v, seqused_k=bad, fallback="sdpa")
+
+
+def test_fallback_serves_masks_of_queries():
+    q, k, v = (torch.randn(2, 2, 50, 64) for _ in range(3))
+    expected, _ = softmax_attention(*(x.numpy() for x in (q, k, v)), causal=True)
+    triangle = torch.ones(50, 50, dtype=torch.bool).tril()
+    with pytest.warns(RuntimeWarning, match="is no key padding"):
+        for mask in (triangle, triangle[None], triangle.expand(2, 2, 50, 50)):
+            assert relative_error(vcattn.attention(q, k, v, attn_mask=mask, fallback="sdpa"), expected) < 1e-6
+    with pytest.raises(ValueError, match=r"may be \[B, Sk\] or \[Sq, Sk\]"):
+        vcattn.attention(*(x[:, :, :2] for x in (q, k, v)), attn_mask=triangle[:2, :2], fallback="sdpa")
+
+
+def test_lazily_negated_views_are_refused():
+    q, k, v = tensors()
+    negated = torch.complex(q, q).conj().imag
+    assert negated.is_neg()
+    for case in ((negated, k, v), (q, torch.complex(k, k).conj().imag, v)):
+        with pytest.raises(ValueError, match="resolve_neg"):
+            vcattn.attention(*case)
+        assert not vcattn.supports(*case)[0]
+    assert same(vcattn.attention(negated.resolve_neg(), k, v), vcattn.attention(-q, k, v))
+
+
+def test_tensors_without_memory_are_refused():
+    q, k, v = tensors()
+    for x in (q.to_sparse(), torch.nested.nested_tensor(list(q))):
+        with pytest.raises(ValueError, match="q must be a dense tensor with memory of its own"):
+            vcattn.attention(x, k, v)
+        assert not vcattn.supports(x, k, v)[0]
+    mask = torch.ones(2, 131, dtype=torch.bool, device="meta")
+    with pytest.raises(vcattn.UnsupportedError, match="attn_mask must be on the CPU or a CUDA device; got meta"):
+        vcattn.attention(q, k, v, attn_mask=mask)
+
+
+def test_autograd_knows_that_out_was_written():
+    q, k, v = tensors()
+    saved = torch.randn(q.shape, requires_grad=True).exp()
+    with torch.no_grad():
+        vcattn.attention(q, k, v, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+    saved = torch.randn(q.shape, requires_grad=True).exp()
+    with torch.no_grad():
+        vcattn.attention_prepared(vcattn.prepare(q, k, v), out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+    leaf = torch.empty_like(q, requires_grad=True)
+    with pytest.raises(ValueError, match="out must not require a gradient"):
+        vcattn.attention(q, k, v, out=leaf)
+    with torch.inference_mode():
+        out = torch.empty_like(q)
+        assert same(vcattn.attention(q, k, v, out=out), vcattn.attention(q, k, v))
+
+
+def test_transforms_are_refused():
+    q, k, v = tensors()
+    with pytest.raises(vcattn.UnsupportedError, match="torch.vmap is not supported; make the mapped dimension part of the batch"):
+        torch.vmap(lambda k: vcattn.attention(q, k, v))(k[None])
+    with pytest.raises(vcattn.UnsupportedError, match="no gradient"):
+        torch.func.jvp(lambda q: vcattn.attention(q, k, v), (q,), (q,))
+    with pytest.raises(vcattn.UnsupportedError, match="no gradient"):
+        torch.func.grad(lambda v: vcattn.attention(q, k, v).sum())(v)
+    with forward_ad.dual_level():
+        with pytest.raises(vcattn.UnsupportedError, match="no gradient"):
+            vcattn.attention(q, forward_ad.make_dual(k, k), v)
+        assert same(vcattn.attention(q, k, v), vcattn.attention(q, k, v))
+
+
+def test_shapes_alone_do_not_hide_mistakes():
+    q, k, v = (x.to("meta") for x in tensors())
+    for arguments, options, text in (((q, k, v, "BSHD"), {}, "tensor_layout"), ((q, k, v), {"recipe": "vc9"}, "vc9"),
+                                     ((q.double(), k, v), {}, "float64"), ((q[0], k, v), {}, "4 dimensions")):  # fmt: skip
+        with pytest.raises(ValueError, match=text):
+            vcattn.attention(*arguments, **options)
+
+
+def test_a_graph_whose_state_is_gone_says_so():
+    q, k, v = tensors()
+    state = vcattn.GroupingState(8).at(0, layer=0)
+    token = state.token
+    del state
+    with pytest.raises(ValueError, match="the grouping state of this call is gone"):
+        torch.ops.vcattn.attention(q, k, v, "HND", False, None, "vc8s", None, None, token, "error", False)
 
 
 OPTIONS = ("HND", False, None, "vc8s", None, None, 0, "error")
