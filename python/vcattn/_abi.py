@@ -118,7 +118,7 @@ _STATUS_FUNCTIONS = {
 def library_path() -> Path:
     """The library that is loaded: what `VCATTN_LIBRARY` names, or the one inside the package."""
     named = os.environ.get("VCATTN_LIBRARY")
-    return Path(named).absolute() if named else Path(__file__).parent / "lib" / "libvcattn.so"
+    return Path(os.path.abspath(named)) if named else Path(__file__).parent / "lib" / "libvcattn.so"
 
 
 @functools.cache

@@ -91,7 +91,7 @@ def attention(
         ...
     TypeError: attention() got an unexpected keyword argument 'window'
     """
-    _check_choices(recipe, is_causal, sm_scale, return_lse, fallback, q)
+    _check_outcome(return_lse, fallback, q)
     if _tensors.is_torch(q):
         from vcattn import _torch
 
@@ -143,7 +143,7 @@ def attention_varlen(
     >>> vcattn.attention_varlen(q, q, q, [0, 10, 30], [0, 10, 30]).shape
     (30, 2, 64)
     """
-    _core.check_options(recipe, is_causal, sm_scale, return_lse)
+    _core.check_switch(return_lse, "return_lse")
     cu_seqlens = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if _tensors.is_torch(q):
         from vcattn import _torch
@@ -184,8 +184,7 @@ def attention_prepared(prepared: Prepared, return_lse: bool = False, *, out: _Te
     """Attention of what `prepare` made. Returns, raises and streams as `attention`; `out` is by default like the q it was made of."""
     if not isinstance(prepared, Prepared):
         raise TypeError(f"attention_prepared needs what prepare() returned; got {type(prepared).__name__}")
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"return_lse must be True or False; got {type(return_lse).__name__}")
+    _core.check_switch(return_lse, "return_lse")
     if out is not None:
         prepared.check_out(out)
     result = prepared.new_output() if out is None else out
@@ -214,7 +213,7 @@ def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> 
 
 def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *, recipe="auto", attn_mask=None,
               seqused_k=None, state=None, out=None, fallback="error") -> tuple[bool, str]:  # fmt: skip
-    _check_choices(recipe, is_causal, sm_scale, return_lse, fallback, q)
+    _check_outcome(return_lse, fallback, q)
     request = Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                       seqused_k=seqused_k, state=state)  # fmt: skip
     if out is not None:
@@ -225,8 +224,8 @@ def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, retu
 _supports.__name__ = _supports.__qualname__ = "supports"  # as errors about keywords name it
 
 
-def _check_choices(recipe: Any, is_causal: Any, sm_scale: Any, return_lse: Any, fallback: Any, q: Any) -> None:
-    _core.check_options(recipe, is_causal, sm_scale, return_lse)
+def _check_outcome(return_lse: Any, fallback: Any, q: Any) -> None:
+    _core.check_switch(return_lse, "return_lse")
     _core.check_choice(fallback, "fallback", _core.FALLBACKS)
     if fallback == "sdpa" and not _tensors.is_torch(q):
         raise ValueError("fallback='sdpa' needs torch tensors; got numpy arrays; pass fallback='error'")

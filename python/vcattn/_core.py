@@ -29,12 +29,15 @@ def check_kinds(q: Any, **others: Any) -> None:
             raise TypeError(f"{name} must be of the kind of q, {type(q).__name__}; got {type(other).__name__}; convert it")
 
 
-def check_options(recipe: object, is_causal: object, sm_scale: Any, return_lse: object = False) -> None:
+def check_switch(value: object, name: str) -> None:
+    if type(value) is not bool and not isinstance(value, np.bool_):
+        raise TypeError(f"{name} must be True or False; got {type(value).__name__}")
+
+
+def check_options(recipe: object, is_causal: object, sm_scale: Any) -> None:
     if not isinstance(recipe, str):
         raise TypeError(f"recipe must be a string such as 'vc8s' or 'vc8s,block=64'; got {type(recipe).__name__}")
-    for name, value in (("is_causal", is_causal), ("return_lse", return_lse)):
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{name} must be True or False; got {type(value).__name__}")
+    check_switch(is_causal, "is_causal")
     if sm_scale is not None and (isinstance(sm_scale, (bool, np.bool_)) or not hasattr(sm_scale, "__float__")):
         raise TypeError(f"sm_scale must be a number or None; got {type(sm_scale).__name__}")
 
