@@ -7,6 +7,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import torchmetrics
 from diffusers.utils import export_to_video
 from PIL import Image, ImageDraw
-from variants import BACKEND, BF16_KERNELS, Variant, attention_of, choose
+from variants import BACKEND, BF16_KERNELS, Variant, attention_of, choose, noise_floor
 
 import vcattn
 
@@ -51,13 +52,14 @@ class Video:
 
 @dataclasses.dataclass
 class Comparison:
-    """One run: what was generated, and rows that wait for their FLIP."""
+    """What `prepare` made, and rows that wait for their FLIP."""
 
-    model: models.Model
-    device: torch.device
-    record: records.Record
-    flip: metrics.Flip
     options: argparse.Namespace
+    deadline: float  # of time.monotonic()
+    device: torch.device
+    model: models.Model
+    variants: list[Variant]
+    record: records.Record
     waiting: list[tuple[dict[str, Any], list[Any]]] = dataclasses.field(default_factory=list)
     sheets: dict[Pair, list[tuple[str, Image.Image]]] = dataclasses.field(default_factory=dict)
 
@@ -74,7 +76,8 @@ class Comparison:
             self.show(pair, variant, video)
         return videos, vcattn.stats()
 
-    def compare(self, variant: Variant, videos: dict[Pair, Video], stats: dict[str, Any], references: dict[Pair, Video]) -> None:
+    def compare(self, variant: Variant, videos: dict[Pair, Video], stats: dict[str, Any], references: dict[Pair, Video],
+                flip: metrics.Flip) -> None:  # fmt: skip
         """Starts the metrics of the videos that the record lacks; `settle` ends them."""
         for (prompt, seed), video in videos.items():
             if self.record.has(prompt, seed, str(variant)):
@@ -86,7 +89,7 @@ class Comparison:
                 "latent_rel_l2": metrics.relative_l2(video.latents, reference.latents),
                 "seconds": video.seconds, "reference_seconds": reference.seconds, "batch": len(videos), "stats": stats,
             }  # fmt: skip
-            self.waiting.append((row, self.flip.submit(video.frames, reference.frames)))
+            self.waiting.append((row, flip.submit(video.frames, reference.frames)))
 
     def settle(self, wait: bool = False) -> None:
         """Puts rows whose metrics are there into the record, and writes it."""
@@ -103,10 +106,39 @@ class Comparison:
         if ready:
             self.record.write()
 
+    @torch.inference_mode()
+    def run(self) -> records.Record:
+        """Generates what the record lacks. Errors: UnsupportedError for a recipe that passed on a call."""
+        model, record, batch = self.model, self.record, self.options.batch
+        pairs = [(model.prompts[seed % len(model.prompts)], seed) for seed in range(self.options.pairs or len(model.prompts))]
+        with attention_of(None, model.pipe, 1, self.device):  # so that the name is known
+            for transformer in model.transformers():
+                transformer.set_attention_backend(BACKEND)
+        with metrics.Flip() as flip:
+            # All variants of some pairs before the next pairs, so that a run that stops early is balanced. Every variant with the batch of
+            # its reference, since the kernels of other layers may depend on the batch.
+            for i in range(0, len(pairs), batch):
+                group, references = pairs[i : i + batch], None
+                for variant in self.variants:
+                    if all(record.has(*pair, str(variant)) for pair in group):
+                        continue
+                    if time.monotonic() > self.deadline:
+                        break
+                    if references is None:
+                        references, _ = self.generate(group, None)
+                    self.compare(variant, *self.generate(group, variant), references, flip)
+                    self.settle()
+                self.write_sheets()
+            self.settle(wait=True)
+        wanted = {(*pair, str(variant)) for pair in pairs for variant in self.variants}
+        missing = sum(not record.has(*key) for key in wanted)
+        if missing:
+            print(f"stopped at the time limit; {missing} of {len(wanted)} videos are missing: run again with this --record", file=sys.stderr)
+        return record
+
     def show(self, pair: Pair, variant: Variant | None, video: Video) -> None:
         if self.options.videos is None:
             return
-        self.options.videos.mkdir(parents=True, exist_ok=True)
         frames = video.frames.permute(0, 2, 3, 1).cpu().numpy()
         name = str(variant or "reference").replace(", ", "_").replace(" ", "_")
         export_to_video(list(frames), str(self.options.videos / f"{_file_name(pair)}_{name}.mp4"), fps=16)
@@ -134,40 +166,33 @@ def _file_name(pair: Pair) -> str:
     return f"{''.join(c if c.isalnum() or c in '.-' else '_' for c in pair[0])[:40]}_{pair[1]}"
 
 
-@torch.inference_mode()
-def run(options: argparse.Namespace) -> records.Record:
-    """What the command line asks for. Raises ValueError for what cannot be, before anything is generated."""
-    start = time.monotonic()
+def prepare(options: argparse.Namespace) -> Comparison:
+    """What the command line asks for, up to the first video. Errors: ValueError, OSError for what cannot be."""
+    deadline = time.monotonic() + options.time_limit
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda needs a GPU that torch can use; got none; use --device cpu")
+    # First what is cheap: loading a model takes minutes.
+    if options.record is not None:
+        _check_writable("--record", options.record.parent)
+        if options.record.exists():
+            records.read(options.record)
+    if options.videos is not None:
+        _check_writable("--videos", options.videos)
     if options.lpips:
         metrics.lpips_backbone()
+    floor = noise_floor(device, options.noise_floor)
     model = models.load(options.model, device, options.prompt, options.size, options.steps, options.guidance)
     head_dim = model.pipe.transformer.config.attention_head_dim
-    variants = choose(device, head_dim, options.recipes, options.policies, options.policy_recipes, options.noise_floor)
-    record = records.Record(options.record, conditions(model, device, options))
-    pairs = [(model.prompts[seed % len(model.prompts)], seed) for seed in range(options.pairs or len(model.prompts))]
-    with metrics.Flip() as flip:
-        comparison = Comparison(model, device, record, flip, options)
-        with attention_of(None, model.pipe, 1, device):  # so that the name is known
-            for transformer in model.transformers():
-                transformer.set_attention_backend(BACKEND)
-        # All variants of some pairs before the next pairs, so that a run that stops early is balanced. Every variant with the batch of its
-        # reference, since the kernels of other layers may depend on the batch.
-        for i in range(0, len(pairs), options.batch):
-            group, references = pairs[i : i + options.batch], None
-            for variant in variants:
-                if all(record.has(*pair, str(variant)) for pair in group):
-                    continue
-                if time.monotonic() - start > options.time_limit:
-                    break
-                if references is None:
-                    references, _ = comparison.generate(group, None)
-                comparison.compare(variant, *comparison.generate(group, variant), references)
-                comparison.settle()
-            comparison.write_sheets()
-        comparison.settle(wait=True)
-    wanted = {(*pair, str(variant)) for pair in pairs for variant in variants}
-    missing = sum(not record.has(*key) for key in wanted)
-    if missing:
-        print(f"stopped at the time limit; {missing} of {len(wanted)} videos are missing: run again with this --record", file=sys.stderr)
-    return record
+    variants = [*floor, *choose(device, head_dim, options.recipes, options.policies, options.policy_recipes)]
+    return Comparison(options, deadline, device, model, variants, records.Record(options.record, conditions(model, device, options)))
+
+
+def _check_writable(option: str, folder: Path) -> None:
+    """Creates the folder where it is missing. Errors: ValueError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option} needs a folder that can be written to; got {folder}: {error.strerror}; name another one") from error

@@ -7,8 +7,6 @@
 
 import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -96,9 +94,7 @@ def conditions(record: dict[str, Any], pairs: int) -> str:
 
 
 def content(path: Path) -> str:
-    if not path.exists():
-        return f"No record is there yet: `{path.name}` is missing from the records of `bench/`, so that there are no figures."
-    record = json.loads(path.read_text())
+    record = records.read(path)
     rows = records.complete(record["rows"])
     if not rows:
         raise ValueError(f"{path} needs at least one (prompt, seed) pair with every variant; got none; run compare_recipes.py on with it")
@@ -127,11 +123,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--record", type=Path, nargs="+", default=RECORDS, help="default: those of the repository")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="default: that of the repository")
     options = parser.parse_args(arguments)
-    text = replaced(options.document, "\n\n".join(map(content, options.record)))
-    if not options.check:
-        options.document.write_text(text)
-    elif text != options.document.read_text():
-        sys.exit(f"fidelity_table: {options.document} must show {', '.join(path.name for path in options.record)}; it shows something else; run fidelity_table.py")
+    try:
+        text = replaced(options.document, "\n\n".join(map(content, options.record)))
+        if not options.check:
+            options.document.write_text(text)
+        elif text != options.document.read_text():
+            raise ValueError(f"{options.document} must show {', '.join(path.name for path in options.record)}; it shows something else; run "
+                             "fidelity_table.py without --check")  # fmt: skip
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

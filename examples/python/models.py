@@ -48,12 +48,24 @@ class Model:
     def transformers(self) -> list[torch.nn.Module]:
         return [model for model in (self.pipe.transformer, getattr(self.pipe, "transformer_2", None)) if model is not None]
 
+    def patch(self) -> tuple[int, int, int]:
+        """Latent frames, rows and columns of one token."""
+        config = self.pipe.transformer.config
+        return config.patch_size if not isinstance(config.patch_size, int) else (config.patch_size_t, config.patch_size, config.patch_size)
+
+    def check_size(self) -> None:
+        """Errors: ValueError for a size that does not divide into tokens, which pipelines refuse late, or round."""
+        temporal, spatial = self.pipe.vae_scale_factor_temporal, self.pipe.vae_scale_factor_spatial
+        rows, columns = (spatial * step for step in self.patch()[1:])
+        if (self.arguments["num_frames"] - 1) % temporal or self.size[1] % rows or self.size[2] % columns:
+            raise ValueError(f"--size of {self.name} must be 1 more than a multiple of {temporal} (frames), and multiples of {rows},{columns} "
+                             f"(height, width); got {','.join(map(str, self.size))}")  # fmt: skip
+
     def tokens(self) -> int:
         """Length of the sequence that self-attention sees, without tokens of text."""
-        config, frames = self.pipe.transformer.config, self.arguments["num_frames"]
-        patch = config.patch_size if not isinstance(config.patch_size, int) else (config.patch_size_t, config.patch_size, config.patch_size)
-        latents = (frames - 1) // self.pipe.vae_scale_factor_temporal + 1, *(x // self.pipe.vae_scale_factor_spatial for x in self.size[1:])
-        return math.prod(length // step for length, step in zip(latents, patch, strict=True))
+        frames = (self.arguments["num_frames"] - 1) // self.pipe.vae_scale_factor_temporal + 1
+        latents = frames, *(x // self.pipe.vae_scale_factor_spatial for x in self.size[1:])
+        return math.prod(length // step for length, step in zip(latents, self.patch(), strict=True))
 
     def generate(self, prompts: list[str], seeds: list[int]) -> torch.Tensor:
         """Latents of one video for each prompt. Noise comes from the CPU, so that a seed means the same everywhere and in every batch."""
@@ -75,6 +87,7 @@ def load(folder: Path | None, device: torch.device, prompts: list[str], size: tu
     unknown = set(prompts) - set(model.prompts)
     if unknown:
         raise ValueError(f"--prompt must name prompts of {model.name}: {', '.join(model.prompts)}; got {', '.join(sorted(unknown))}")
+    model.check_size()
     model.prompts = prompts or model.prompts
     model.pipe.to(device)
     model.pipe.set_progress_bar_config(disable=True)

@@ -10,8 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 METRICS = ("psnr", "ssim", "ms_ssim", "flip", "lpips", "latent_rel_l2")
+ROW = {"prompt", "seed", "variant", "recipe", "policy", "kind", *METRICS}
 HIGHER_IS_BETTER = ("psnr", "ssim", "ms_ssim")
 MIN_PAIRS = 3  # for a statement about a difference
+
+
+def read(path: Path) -> dict[str, Any]:
+    """{"conditions": {...}, "rows": [...]}. Errors: ValueError for a file that is no record, or cannot be read."""
+    try:
+        record = json.loads(path.read_text())
+        whole = isinstance(record["conditions"], dict) and all(row.keys() >= ROW for row in record["rows"])
+    except OSError as error:
+        raise ValueError(f"--record needs a file that can be read; got {path}: {error.strerror}; name another file") from error
+    except (ValueError, TypeError, KeyError, AttributeError):  # no JSON, or another one
+        whole = False
+    if not whole:
+        raise ValueError(f"--record needs a record of compare_recipes.py; got {path}, which holds something else; name another file")
+    return record
 
 
 class Record:
@@ -22,13 +37,13 @@ class Record:
     path
         Rows of this file are kept, if it exists; None: nothing is written.
     conditions
-        What rows must have in common. ValueError where those of the file differ.
+        What rows must have in common. ValueError where those of the file differ, or it is no record.
     """
 
     def __init__(self, path: Path | None, conditions: dict[str, Any]):
         self.path, self.conditions, self.rows = path, conditions, []
         if path is not None and path.exists():
-            kept = json.loads(path.read_text())
+            kept = read(path)
             names = sorted(kept["conditions"].keys() | conditions.keys())
             differing = [f"{name} {kept['conditions'].get(name)!r} there, {conditions.get(name)!r} here" for name in names
                          if kept["conditions"].get(name) != conditions.get(name)]  # fmt: skip

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
 
 import vcattn
 from vcattn.integrations import diffusers as integration
@@ -43,9 +43,23 @@ class Variant:
         return f"{self.recipe}{f' {self.policy}' if self.policy else ''}{', emulated' if self.kind == 'emulated' else ''}"
 
 
-def choose(device: torch.device, head_dim: int, recipes: list[str], policies: list[str], policy_recipes: list[str],
-           noise_floor: str) -> list[Variant]:  # fmt: skip
-    """Variants in the order they run.
+def noise_floor(device: torch.device, backend: str) -> list[Variant]:
+    """A BF16 backend of diffusers as a variant; "auto": by device, "none": nothing. Errors: ValueError where it does not run here."""
+    if backend == "none":
+        return []
+    if backend == "auto":
+        backend = BF16_KERNELS[device.type][1]
+    q = torch.zeros(1, 128, 1, 128, dtype=torch.bfloat16, device=device)
+    try:
+        dispatch_attention_fn(q, q, q, backend=AttentionBackendName(backend))
+    except Exception as error:  # noqa: BLE001  backends raise what they like
+        raise ValueError(f"--noise-floor needs an attention backend of diffusers that runs on {device}; got {backend}: {error}") from error
+    return [Variant(backend, kind="bf16")]
+
+
+def choose(device: torch.device, head_dim: int, recipes: Sequence[str], policies: Sequence[str],
+           policy_recipes: Sequence[str]) -> list[Variant]:  # fmt: skip
+    """Recipes as variants, in the order they run. Errors: UnsupportedError for a recipe that is named and not served.
 
     Parameters
     ----------
@@ -53,22 +67,20 @@ def choose(device: torch.device, head_dim: int, recipes: list[str], policies: li
         Empty: what the device serves and what is emulated there.
     policies, policy_recipes
         These recipes run once with each of these policies, the others with their default.
-    noise_floor
-        A BF16 backend of diffusers, "auto" or "none".
     """
     q = torch.empty(1, 128, 1, head_dim, dtype=torch.bfloat16, device=device)
     answers = {recipe: vcattn.supports(q, q, q, "NHD", recipe=recipe) for recipe in recipes or vcattn.RECIPES}
-    second = BF16_KERNELS[device.type][1] if noise_floor == "auto" else noise_floor
-    variants = [] if second == "none" else [Variant(second, kind="bf16")]
+    variants = []
     for recipe, (served, why_not) in answers.items():
         name = recipe.split(",")[0]
         emulated = not served and device.type == "cuda" and name in EMULATED
         if served or emulated:
             default = DEFAULT_POLICY if name in GROUPED else SEQUENCE_ORDER
             variants += [Variant(recipe, policy, "emulated" if emulated else "recipe")
-                         for policy in (policies if recipe in policy_recipes else [default])]  # fmt: skip
-        elif recipes:
-            raise vcattn.UnsupportedError(f"--recipes needs recipes that {device} serves; got {recipe}: {why_not}")
+                         for policy in (dict.fromkeys(policies) if recipe in policy_recipes else [default])]  # fmt: skip
+        elif recipes or recipe in policy_recipes:
+            option = "--recipes" if recipes else "--policy-recipes"
+            raise vcattn.UnsupportedError(f"{option} needs recipes that {device} serves; got {recipe}: {why_not}")
     if any(variant.kind == "emulated" for variant in variants):
         import emulation  # noqa: F401  so that what it lacks is told now, and not after an hour
     return variants

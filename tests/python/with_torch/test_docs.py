@@ -1,11 +1,15 @@
-"""The Python blocks of README.md and docs/python.md run, one host after another."""
+"""The Python blocks of README.md and docs/python.md run, one host after another; and what the text says that no other test asserts."""
 
+import functools
 import types
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers.models import attention_dispatch
+from torch._dynamo import exc
+
+import vcattn
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,12 +43,8 @@ def stub(monkeypatch, name, **members):
 
 def names_of_host(heading, monkeypatch):
     """What the block expects to be there."""
-    import test_diffusers
     import test_hosts
 
-    if heading == "diffusers":
-        return {"pipe": test_diffusers.wan_pipeline(), "embeds": torch.randn(1, 7, 16),
-                "arguments": dict(height=64, width=64, num_frames=5, output_type="latent")}  # fmt: skip
     if heading == "LightX2V":
         stub(monkeypatch, "lightx2v.utils.registry_factory", ATTN_WEIGHT_REGISTER=test_hosts.LightRegister())
     if heading == "xDiT":
@@ -77,3 +77,41 @@ def test_block_runs(name, heading, code, monkeypatch):
         exec(compile(code, f"{name}:{heading}", "exec"), names_of_host(heading, monkeypatch))
     finally:
         attention_dispatch._AttentionBackendRegistry._active_backend = attention_dispatch.AttentionBackendName.NATIVE
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_additive_masks(dtype):
+    q, seen = torch.randn(2, 2, 40, 64), torch.arange(40) < torch.tensor([[40], [25]])
+    expected = vcattn.attention(q, q, q, attn_mask=seen)
+    for hidden in (-torch.inf, torch.finfo(dtype).min, -1e4):
+        mask = torch.zeros(2, 40, dtype=dtype).masked_fill(~seen, hidden)
+        if hidden == -1e4:
+            with pytest.raises(vcattn.UnsupportedError, match="attn_mask holds a bias"):
+                vcattn.attention(q, q, q, attn_mask=mask)
+            mask = mask == 0
+        assert torch.equal(vcattn.attention(q, q, q, attn_mask=mask), expected)
+
+
+@pytest.mark.parametrize("inside, error", [(False, exc.FailOnRecompileLimitHit), (True, exc.Unsupported)], ids=["outside", "inside"])
+def test_grouping_states_and_compilation(inside, error):
+    q, k, v = torch.randn(3, 1, 1, 300, 64)
+
+    def of_place(place):
+        return vcattn.attention(q, k, v, state=place)
+
+    def of_step(state, step):
+        return vcattn.attention(q, k, v, state=state.at(step, layer=0))
+
+    def generate(compiled=lambda function: function, steps=12):
+        torch.compiler.reset()
+        state, function = vcattn.GroupingState(total_steps=12, policy="every_step"), compiled(of_step if inside else of_place)
+        return torch.stack([function(state, step) if inside else function(state.at(step, layer=0)) for step in range(steps)])
+
+    expected = generate()
+    assert not torch.equal(expected[0], expected[1])  # by their permutations
+    assert torch.equal(generate(functools.partial(torch.compile, backend="aot_eager")), expected)
+    whole = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    if not inside:
+        assert torch.equal(generate(whole, steps=8), expected[:8])
+    with pytest.raises(error):
+        generate(whole)

@@ -52,6 +52,29 @@ def compare(folder, *arguments):
     return compare_recipes.main(["--device", "cpu", "--model", str(folder), "--size", size, "--steps", "2", *map(str, arguments)])
 
 
+@pytest.fixture
+def refused(capsys):
+    """Asserts that a program ends with one line that says why."""
+
+    def check(text, main, *arguments):
+        with pytest.raises(SystemExit) as end:
+            main(*arguments)
+        *usage, line = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and ": error: " in line and text in line and usage[0].startswith("usage: ")
+
+    return check
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """Fails where a model is loaded."""
+
+    def load(*_):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(models, "load", load)
+
+
 def test_small_form_runs_and_shows(tmp_path, capsys):
     record = compare_recipes.main(["--device", "cpu", "--pairs", "1", "--steps", "2", "--recipes", "exact", "vc8s", "nvfp4",
                                    "--policies", "every_step", "--videos", str(tmp_path)])  # fmt: skip
@@ -65,7 +88,76 @@ def test_small_form_runs_and_shows(tmp_path, capsys):
     assert "`vc8s`, grouped at every step" in capsys.readouterr().out
 
 
-def test_record_accumulates_and_refuses_other_conditions(pca_folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("arguments, text", [
+    (["--recipes", "fp8", "vc9"], "--recipes: must be one of exact, bf16, "),
+    (["--recipes", "vc8,block=65"], "--recipes: must have changes that the library knows; got vc8,block=65: "),
+    (["--recipes", "vc8,blocks=64"], "got vc8,blocks=64: "),
+    (["--recipes", "auto"], "got auto"),
+    (["--policy-recipes", "vc9"], "--policy-recipes: must be one of "),
+    (["--recipes", "fp8", "vc8", "--policy-recipes", "vc8", "vc8s"], "compared, fp8, vc8; got vc8s; name them in --recipes too"),
+    (["--policy-recipes", "vc8,block=64"], "got vc8,block=64; name them in --recipes too"),
+    (["--recipes", "fp8", "--policies", "never"], "--policies needs --policy-recipes that are compared; got none among fp8"),
+    (["--policies", "sometimes"], "--policies: invalid choice: 'sometimes'"),
+    *((["--time-limit", value], f"--time-limit: must be more than 0 seconds; got {value}") for value in ("nan", "-1", "0")),
+    (["--guidance", "nan"], "--guidance: must be a finite number; got nan"),
+    (["--size", "5,176"], "--size: must be FRAMES,HEIGHT,WIDTH; got 5,176"),
+    (["--noise-floor", "_native_flsh"], "--noise-floor needs an attention backend of diffusers that runs on cpu; got _native_flsh: "),
+    (["--noise-floor", "_native_cudnn"], "that runs on cpu; got _native_cudnn: "),
+])  # fmt: skip
+def test_mistakes_are_refused_at_once(refused, no_work, arguments, text):
+    refused(text, compare_recipes.main, ["--device", "cpu", *arguments])
+
+
+def test_places_that_cannot_be_written_are_refused_at_once(refused, no_work, tmp_path):
+    file, record = tmp_path / "file", tmp_path / "record.json"
+    file.write_text("[1]")
+    for option, path, text in (("--record", file / "record.json", "be written to"), ("--videos", file, "be written to"),
+                               ("--record", tmp_path, "Is a directory"), ("--record", file, "holds something else")):  # fmt: skip
+        refused(f"{option} needs a ", compare_recipes.main, ["--device", "cpu", option, str(path)])
+        refused(text, compare_recipes.main, ["--device", "cpu", option, str(path)])
+    content = json.dumps({"conditions": {}, "rows": []})
+    record.write_text(content)
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        compare_recipes.main(["--device", "cpu", "--record", str(record), "--videos", str(tmp_path / "new/videos")])
+    assert record.read_text() == content and file.read_text() == "[1]"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new", "record.json"] and not list((tmp_path / "new/videos").iterdir())
+
+
+def test_mistakes_about_a_model_are_refused(refused, pca_folder, tmp_path):
+    refused("--model needs a folder with model_index.json", compare_recipes.main, ["--device", "cpu", "--model", str(tmp_path / "none")])
+    refused("cat, dog; got bird", compare, pca_folder, "--prompt", "bird")
+    refused("1 more than a multiple of 4 (frames), and multiples of 16,16 (height, width); got 5,176,170", compare_recipes.main,
+            ["--device", "cpu", "--size", "5,176,170"])  # fmt: skip
+    refused("--size of random Wan must be 1 more", compare_recipes.main, ["--device", "cpu", "--size", "6,176,176"])
+
+
+def test_device_that_is_missing_is_refused(refused, no_work, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused("--device cuda needs a GPU", compare_recipes.main, ["--device", "cuda"])
+
+
+def test_package_that_is_missing_is_named(refused, monkeypatch):
+    monkeypatch.delitem(sys.modules, "comparison")
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    refused("needs the package torchmetrics", compare_recipes.main, [])
+
+
+def test_recipes_that_the_device_lacks_are_refused(monkeypatch):
+    monkeypatch.setattr(vcattn, "supports", lambda *_, recipe: (recipe != "vc8", "no kernel"))
+    chosen = variants.choose(torch.device("cpu"), 64, [], ["never"], [])
+    assert [variant.recipe for variant in chosen] == [recipe for recipe in vcattn.RECIPES if recipe != "vc8"]
+    with pytest.raises(vcattn.UnsupportedError, match="--recipes needs recipes that cpu serves; got vc8: no kernel"):
+        variants.choose(torch.device("cpu"), 64, ["fp8", "vc8"], ["never"], [])
+    with pytest.raises(vcattn.UnsupportedError, match="--policy-recipes needs recipes that cpu serves; got vc8: no kernel"):
+        variants.choose(torch.device("cpu"), 64, [], ["never"], ["vc8"])
+
+
+def test_policies_that_are_repeated_run_once():
+    chosen = variants.choose(torch.device("cpu"), 64, ["vc8", "vc8"], ["never", "every_step", "never"], ["vc8"])
+    assert list(map(str, chosen)) == ["vc8 never", "vc8 every_step"]
+
+
+def test_record_accumulates_and_refuses_other_conditions(refused, pca_folder, tmp_path, monkeypatch):
     path, calls = tmp_path / "record.json", []
     generate = models.Model.generate
     monkeypatch.setattr(models.Model, "generate", lambda self, *pairs: calls.append(pairs) or generate(self, *pairs))
@@ -77,13 +169,12 @@ def test_record_accumulates_and_refuses_other_conditions(pca_folder, tmp_path, m
     assert len(calls) == 5
     rows = json.loads(path.read_text())["rows"]
     assert [row["variant"] for row in rows] == ["_native_math", "fp8 never", "sage2 never"] and {row["prompt"] for row in rows} == {"cat"}
-    with pytest.raises(ValueError, match="guidance 5.0 there, 3.0 here"):
-        compare(pca_folder, "--record", path, "--guidance", 3)
+    refused("guidance 5.0 there, 3.0 here", compare, pca_folder, "--record", path, "--guidance", 3)
     assert len(json.loads(path.read_text())["rows"]) == 3
 
 
 def test_time_limit_stops_before_the_first_video(pca_folder, capsys):
-    assert compare(pca_folder, "--recipes", "fp8", "--time-limit", 0).rows == []
+    assert compare(pca_folder, "--recipes", "fp8", "--time-limit", 1e-9).rows == []
     assert "4 of 4 videos are missing" in capsys.readouterr().err
 
 
@@ -106,7 +197,7 @@ def test_batch_gives_the_rows_of_single_videos(pca_folder, monkeypatch):
         assert batched[pair]["psnr"] == pytest.approx(row["psnr"], abs=0.2)
 
 
-def test_fallback_is_no_row(pca_folder, monkeypatch):
+def test_fallback_is_no_row(refused, pca_folder, monkeypatch):
     attention = vcattn.integrations.diffusers.attention
 
     def fall_back(*arguments, **options):
@@ -114,8 +205,7 @@ def test_fallback_is_no_row(pca_folder, monkeypatch):
         return attention(*arguments, **options)
 
     monkeypatch.setattr(vcattn.integrations.diffusers, "attention", fall_back)
-    with pytest.raises(vcattn.UnsupportedError, match="sdpa: test"):
-        compare(pca_folder, "--recipes", "fp8", "--pairs", 1, "--noise-floor", "none")
+    refused("sdpa: test", compare, pca_folder, "--recipes", "fp8", "--pairs", 1, "--noise-floor", "none")
 
 
 def test_emulated_recipes_get_self_attention_alone(pca_folder, monkeypatch):
@@ -127,7 +217,7 @@ def test_emulated_recipes_get_self_attention_alone(pca_folder, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "emulation", types.SimpleNamespace(emulated_attention=emulated_attention))
     monkeypatch.setattr(comparison, "choose", lambda *_: [variants.Variant("vsmooth4", "first_quarter", "emulated")])
-    (row,) = compare(pca_folder, "--pairs", 1).rows
+    (row,) = compare(pca_folder, "--pairs", 1, "--noise-floor", "none").rows
     assert seen == [("vsmooth4", 12, 12, step) for step in (0, 0, 1, 1)]  # with CFG
     assert row["variant"] == "vsmooth4 first_quarter, emulated" and row["latent_rel_l2"] > 0
     assert "**emulated**" in fidelity_table.means([row])
@@ -165,10 +255,9 @@ def test_metrics_of_equal_and_of_different_videos():
     assert metrics.relative_l2(frames * 1.5, frames).item() == pytest.approx(0.5)
 
 
-def test_lpips_needs_local_weights(tmp_path, monkeypatch):
+def test_lpips_needs_local_weights(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
-    with pytest.raises(ValueError, match="nothing is downloaded"):
-        compare_recipes.main(["--lpips"])
+    refused("nothing is downloaded", compare_recipes.main, ["--lpips"])
 
 
 def table_row(variant, pair, psnr, policy="first_quarter"):
@@ -185,23 +274,28 @@ def test_statistics_are_paired_and_over_complete_pairs():
     assert records.statistic([table_row("exact", 0, None)], "exact first_quarter", "psnr").mean == math.inf
 
 
-def test_table_is_written_and_checked(tmp_path):
+def test_table_is_written_and_checked(refused, tmp_path):
     record, document = tmp_path / "record.json", tmp_path / "fidelity.md"
-    document.write_text("a\n<!-- fidelity:begin -->\n<!-- fidelity:end -->\nb\n")
+    empty = "a\n<!-- fidelity:begin -->\n<!-- fidelity:end -->\nb\n"
+    document.write_text(empty)
     options = ["--record", str(record), "--document", str(document)]
-    with pytest.raises(SystemExit, match="must show record.json"):
-        fidelity_table.main([*options, "--check"])
-    fidelity_table.main(options)
-    fidelity_table.main([*options, "--check"])
-    assert "No record is there yet" in document.read_text()
+    refused("record.json: No such file or directory", fidelity_table.main, options)
+    for text in ("no JSON", "[1]", '{"rows": []}', '{"conditions": {}, "rows": [{"prompt": "a"}]}', '{"conditions": {}, "rows": [1]}'):
+        record.write_text(text)
+        refused("record.json, which holds something else", fidelity_table.main, options)
+    record.write_text('{"conditions": {}, "rows": []}')
+    refused("needs at least one (prompt, seed) pair with every variant", fidelity_table.main, options)
     names = ("model", "tokens", "steps", "guidance", "device", "driver", "torch", "diffusers", "vcattn", "reference")
     rows = [table_row(recipe, i, 20 + i + shift + i * shift / 9) for i in range(3) for recipe, shift in (("vc8s", 0), ("vc8", -1))]
     rows += [table_row("vc8s", i, 22 - i % 2, "never") for i in range(3)]
     record.write_text(json.dumps({"conditions": {**dict.fromkeys(names, "x"), "tokens": 6, "commit": None, "size": [1, 2, 3]}, "rows": rows}))
-    with pytest.raises(SystemExit, match="must show record.json"):
-        fidelity_table.main([*options, "--check"])
+    refused("must show record.json", fidelity_table.main, [*options, "--check"])
+    assert document.read_text() == empty
     fidelity_table.main(options)
     fidelity_table.main([*options, "--check"])
     text = document.read_text()
     assert "| `vc8`, grouped in the first quarter | **-1.11 ± 0.06** worse |" in text and text.startswith("a\n") and text.endswith("b\n")
     assert "### Between grouping policies" in text
+    document.write_text("a\n")
+    refused("must contain <!-- fidelity:begin -->", fidelity_table.main, options)
+    refused("No such file or directory", fidelity_table.main, [*options[:2], "--document", str(tmp_path / "none.md")])
