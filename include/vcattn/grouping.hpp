@@ -25,7 +25,7 @@ struct GroupingState {
   std::int32_t clusters = 0;
   std::vector<std::int32_t> seqused_k;    ///< [B] valid keys at the time of grouping
   std::vector<std::int32_t> permutation;  ///< [B, Hkv, Sk], sorted[i] = original[perm[i]]
-  std::vector<float> centroids;           ///< [B, Hkv, clusters, D]
+  std::vector<float> centroids;           ///< [B, Hkv, clusters, D], in the order of the clusters: a warm start goes on from both
   Device device = Device::cpu;
   std::int32_t device_ordinal = 0;      ///< of a CUDA device
   std::shared_ptr<void> device_memory;  ///< permutation, then centroids

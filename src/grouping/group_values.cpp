@@ -18,6 +18,7 @@ namespace vcattn {
 
 namespace {
 
+using grouping::ChainStart;
 using grouping::Members;
 using grouping::RowMatrix;
 
@@ -73,7 +74,14 @@ RowMatrix tokens_about(HeadTask const& task, std::vector<float> const& origin) {
   return tokens;
 }
 
-/// Lloyd iterations; the last one also lays out the rows of its clusters. Returns the order of the tokens.
+RowMatrix rows_in_order(RowMatrix const& rows, std::span<std::int32_t const> order) {
+  RowMatrix ordered(rows.count, rows.dim);
+  for (std::int64_t i = 0; i < rows.count; ++i) std::copy_n(rows.row(order[static_cast<std::size_t>(i)]), rows.dim, ordered.row(i));
+  return ordered;
+}
+
+/// Lloyd iterations; the last one also lays out the rows of its clusters. Returns the order of the tokens; the centroids then have the
+/// order of the clusters, where a warm start finds a chain.
 std::vector<std::int32_t> cluster_and_order(HeadTask const& task, std::int32_t iterations, RowMatrix const& tokens, RowMatrix& centroids) {
   std::vector<std::int32_t> labels(static_cast<std::size_t>(tokens.count));
   for (std::int32_t iteration = 1; iteration < iterations; ++iteration) {
@@ -82,11 +90,14 @@ std::vector<std::int32_t> cluster_and_order(HeadTask const& task, std::int32_t i
   }
   std::vector<std::int32_t> path(static_cast<std::size_t>(centroids.count));
   std::iota(path.begin(), path.end(), 0);
-  if (task.order != GroupOrder::label) path = grouping::chain_clusters(centroids);
+  if (task.order != GroupOrder::label) {
+    path = grouping::chain_clusters(centroids, task.warm_centroids != nullptr ? ChainStart::stored : ChainStart::greedy);
+  }
   std::vector<float> keys(task.order == GroupOrder::chain_sorted ? labels.size() : 0);
   grouping::assign(tokens, centroids, labels, path, keys);
   Members const members = grouping::collect_members(labels, centroids.count);
   grouping::update_centroids(tokens, members, centroids);
+  centroids = rows_in_order(centroids, path);
   return grouping::rows_along_path(members, path, keys);
 }
 

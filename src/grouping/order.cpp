@@ -9,6 +9,7 @@
 #include "core/config.hpp"
 #include "device/cpu/gemm.hpp"
 #include "formats/prepared_layout.hpp"
+#include "grouping/reversals.hpp"
 
 namespace vcattn::grouping {
 
@@ -57,36 +58,38 @@ std::vector<std::int32_t> greedy_chain(DistanceTable const& distance, std::int32
   return path;
 }
 
-/// What reversing path[first..last] would add to the length of the path.
-double reversal_gain(DistanceTable const& distance, std::vector<std::int32_t> const& path, std::size_t first, std::size_t last) {
-  double gain = 0.0;
-  if (first > 0)
-    gain += static_cast<double>(distance(path[first - 1], path[last])) - static_cast<double>(distance(path[first - 1], path[first]));
-  if (last + 1 < path.size()) {
-    gain += static_cast<double>(distance(path[first], path[last + 1])) - static_cast<double>(distance(path[last], path[last + 1]));
+/// A part of the path and what its reversal adds to the path's length.
+struct Reversal {
+  float added = 0.0f;
+  PathPart part;
+
+  auto operator<=>(Reversal const&) const = default;
+};
+
+/// The reversal of a part from `first` on that shortens the path most; adds 0 where none shortens it.
+Reversal best_reversal(DistanceTable const& distance, std::vector<std::int32_t> const& path, std::size_t first) {
+  Reversal best;
+  for (std::size_t last = first + 1; last < path.size(); ++last) {
+    float const before = first > 0 ? distance(path[first - 1], path[last]) - distance(path[first - 1], path[first]) : 0.0f;
+    float const after = last + 1 < path.size() ? distance(path[first], path[last + 1]) - distance(path[last], path[last + 1]) : 0.0f;
+    float const added = before + after;
+    if (added < best.added) best = {added, {static_cast<std::int32_t>(first), static_cast<std::int32_t>(last)}};
   }
-  return gain;
+  return best;
 }
 
-constexpr int kMaxTwoOptSweeps = 16;  // 3 to 9 sweeps reach a local optimum on real values
-
 void improve_by_reversals(DistanceTable const& distance, std::vector<std::int32_t>& path) {
-  bool improved = true;
-  for (int sweep = 0; improved && sweep < kMaxTwoOptSweeps; ++sweep) {
-    improved = false;
+  for (int scan = 0; scan < kMaxChainScans; ++scan) {
+    std::vector<Reversal> candidates;
     for (std::size_t first = 0; first + 1 < path.size(); ++first) {
-      double best = 0.0;
-      std::size_t best_last = first;
-      for (std::size_t last = first + 1; last < path.size(); ++last) {
-        double const gain = reversal_gain(distance, path, first, last);
-        if (gain < best) {
-          best = gain;
-          best_last = last;
-        }
-      }
-      if (best_last == first) continue;
-      std::reverse(path.begin() + static_cast<std::ptrdiff_t>(first), path.begin() + static_cast<std::ptrdiff_t>(best_last) + 1);
-      improved = true;
+      Reversal const best = best_reversal(distance, path, first);
+      if (best.added < 0.0f) candidates.push_back(best);
+    }
+    if (candidates.empty()) return;
+    while (!candidates.empty()) {
+      PathPart const done = std::ranges::min_element(candidates)->part;
+      std::reverse(path.begin() + done.first, path.begin() + done.last + 1);
+      std::erase_if(candidates, [&](Reversal& candidate) { return !survives_reversal(candidate.part, done); });
     }
   }
 }
@@ -139,10 +142,12 @@ void split_pair(RowMatrix const& tokens, std::span<std::int32_t> pair, std::size
 
 }  // namespace
 
-std::vector<std::int32_t> chain_clusters(RowMatrix const& centroids) {
+std::vector<std::int32_t> chain_clusters(RowMatrix const& centroids, ChainStart start) {
   if (centroids.count == 0) return {};
   DistanceTable const distance(centroids);
-  std::vector<std::int32_t> path = greedy_chain(distance, farthest_from_origin(centroids), centroids.count);
+  std::vector<std::int32_t> path(static_cast<std::size_t>(centroids.count));
+  std::iota(path.begin(), path.end(), 0);
+  if (start == ChainStart::greedy) path = greedy_chain(distance, farthest_from_origin(centroids), centroids.count);
   improve_by_reversals(distance, path);
   return path;
 }

@@ -13,8 +13,14 @@ namespace vcattn::grouping {
 /// The chain keeps a table of the distances of all pairs of clusters.
 inline constexpr std::int32_t kMaxClusters = 4096;
 
-/// Order of the clusters [EQ-CHAIN]: greedy nearest neighbour from the centroid farthest from the origin, then 2-opt on squared distances.
-std::vector<std::int32_t> chain_clusters(RowMatrix const& centroids);
+/// Path that the reversals of a chain begin with.
+enum class ChainStart {
+  greedy,  ///< nearest neighbours from the centroid farthest from the origin
+  stored,  ///< the centroids as they come: the chain of an earlier step, which needs few reversals
+};
+
+/// Order of the clusters [EQ-CHAIN].
+std::vector<std::int32_t> chain_clusters(RowMatrix const& centroids, ChainStart start);
 
 /// Rows cluster by cluster in the order `path`; inside a cluster ascending by key (stable), or ascending by row where `keys` is empty.
 std::vector<std::int32_t> rows_along_path(Members const& members, std::span<std::int32_t const> path, std::span<float const> keys = {});

@@ -162,6 +162,37 @@ TEST(GroupValues, PlantedClustersAreRecovered) {
   }
 }
 
+TEST(GroupValues, CentroidsAreStoredInTheOrderOfTheChain) {
+  Values values = normal_values({1, 1024, 1, 64}, 6, 0.01f);
+  add_patterns(values, 7, [](std::int64_t row) { return (row / 128 + row) % 8; });
+  Options const options = grouping_options(GroupOrder::chain, 8);
+  GroupingState const cold = group_values(values.view(), options);
+  for (GroupingState const& state : {cold, group_values(values.view(), options, {}, &cold)}) {
+    for (std::size_t cluster = 0; cluster < 8; ++cluster) {
+      for (std::size_t d = 0; d < 64; ++d) {
+        float mean = 0.0f;
+        for (std::size_t i = 128 * cluster; i < 128 * (cluster + 1); ++i)
+          mean += values.at(0, state.permutation[i], 0, static_cast<std::int64_t>(d)) / 128.0f;
+        ASSERT_NEAR(state.centroids[cluster * 64 + d], mean, 1e-4f) << "cluster " << cluster;
+      }
+    }
+  }
+}
+
+TEST(GroupValues, AWarmStartKeepsTheDirectionOfTheChain) {
+  Values const values = video_values(8, 1, 9);
+  Options const options = grouping_options(GroupOrder::chain, 16);
+  GroupingState state = group_values(values.view(), options);
+  std::vector<float> turned;
+  for (std::size_t cluster = 16; cluster-- > 0;)
+    turned.insert(turned.end(), state.centroids.begin() + static_cast<std::ptrdiff_t>(cluster * 64),
+                  state.centroids.begin() + static_cast<std::ptrdiff_t>((cluster + 1) * 64));
+  float const first_channel = state.centroids[0];
+  state.centroids = turned;
+  GroupingState const warm = group_values(values.view(), options, {}, &state);
+  EXPECT_NEAR(warm.centroids[15 * 64], first_channel, 0.1f);
+}
+
 TEST(GroupValues, EachOrderBeatsTheOneBefore) {
   Values const values = video_values(16, 2, 8);
   double previous = mean_energy(values.view(), {});

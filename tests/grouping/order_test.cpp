@@ -5,10 +5,12 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <vector>
 
+#include "grouping/reversals.hpp"
 #include "values.hpp"
 
 namespace vcattn::grouping {
@@ -51,42 +53,102 @@ std::vector<std::int32_t> identity(std::int64_t count) {
   return order;
 }
 
+constexpr ChainStart kStarts[] = {ChainStart::greedy, ChainStart::stored};
+
+std::vector<std::int32_t> greedy_chain_of(std::vector<float> const& positions) {
+  return chain_clusters(on_a_line(positions), ChainStart::greedy);
+}
+
+void reverse(std::vector<std::int32_t>& path, PathPart part) { std::reverse(path.begin() + part.first, path.begin() + part.last + 1); }
+
 TEST(Chain, StartsFarthestFromTheOriginAndVisitsNeighbours) {
-  EXPECT_EQ(chain_clusters(on_a_line({0, -6, 3, -2, 5, 2})), (std::vector<std::int32_t>{1, 3, 0, 5, 2, 4}));
+  EXPECT_EQ(greedy_chain_of({0, -6, 3, -2, 5, 2}), (std::vector<std::int32_t>{1, 3, 0, 5, 2, 4}));
 }
 
 TEST(Chain, TheFarthestCentroidDecidesTheDirection) {
-  EXPECT_EQ(chain_clusters(on_a_line({5, 0, -6})), (std::vector<std::int32_t>{2, 1, 0}));
-  EXPECT_EQ(chain_clusters(on_a_line({6, 0, -5})), (std::vector<std::int32_t>{0, 1, 2}));
+  EXPECT_EQ(greedy_chain_of({5, 0, -6}), (std::vector<std::int32_t>{2, 1, 0}));
+  EXPECT_EQ(greedy_chain_of({6, 0, -5}), (std::vector<std::int32_t>{0, 1, 2}));
 }
 
 TEST(Chain, SizesZeroAndOne) {
-  EXPECT_TRUE(chain_clusters(RowMatrix(0, 4)).empty());
-  EXPECT_EQ(chain_clusters(RowMatrix(1, 4)), (std::vector<std::int32_t>{0}));
+  for (ChainStart const start : kStarts) {
+    EXPECT_TRUE(chain_clusters(RowMatrix(0, 4), start).empty());
+    EXPECT_EQ(chain_clusters(RowMatrix(1, 4), start), (std::vector<std::int32_t>{0}));
+  }
 }
 
-TEST(Chain, EqualCentroidsComeInIndexOrder) { EXPECT_EQ(chain_clusters(on_a_line({1, 1, 1, 1})), (std::vector<std::int32_t>{0, 1, 2, 3})); }
+TEST(Chain, EqualCentroidsComeInIndexOrder) {
+  for (ChainStart const start : kStarts) EXPECT_EQ(chain_clusters(on_a_line({1, 1, 1, 1}), start), identity(4));
+}
+
+TEST(Chain, AStoredChainStaysAsItIsAndAnotherOrderIsImproved) {
+  EXPECT_EQ(chain_clusters(on_a_line({1, 2, 3, 4, 9}), ChainStart::stored), identity(5));
+  EXPECT_EQ(chain_clusters(on_a_line({9, 4, 3, 2, 1}), ChainStart::stored), identity(5));
+  EXPECT_EQ(chain_clusters(on_a_line({1, 4, 3, 2, 9}), ChainStart::stored), (std::vector<std::int32_t>{0, 3, 2, 1, 4}));
+}
+
+TEST(Chain, TurnsPartsApartAndOneInsideAnother) {
+  // Two parts to turn, and one inside the first.
+  EXPECT_EQ(chain_clusters(on_a_line({0, 10, 8, 9, 7, 6, 5, 20, 40, 60, 50, 70}), ChainStart::stored),
+            (std::vector<std::int32_t>{0, 6, 5, 4, 2, 3, 1, 7, 8, 10, 9, 11}));
+}
 
 TEST(Chain, NonFiniteCentroidsStillGiveAPermutation) {
   float const nan = std::numeric_limits<float>::quiet_NaN();
   float const infinity = std::numeric_limits<float>::infinity();
-  std::vector<std::int32_t> path = chain_clusters(on_a_line({1, nan, 2, infinity, -infinity, nan, 3}));
-  std::sort(path.begin(), path.end());
-  EXPECT_EQ(path, identity(7));
+  for (ChainStart const start : kStarts) {
+    std::vector<std::int32_t> path = chain_clusters(on_a_line({1, nan, 2, infinity, -infinity, nan, 3}), start);
+    std::sort(path.begin(), path.end());
+    EXPECT_EQ(path, identity(7));
+  }
 }
 
 TEST(Chain, IsNoLongerThanAnyOfItsReversals) {
   RowMatrix centroids(40, 8);
   centroids.values = test::normal_values({1, 40, 1, 8}, 5).data;
-  std::vector<std::int32_t> const path = chain_clusters(centroids);
-  double const length = path_length(centroids, path);
-  for (std::size_t first = 0; first < path.size(); ++first) {
-    for (std::size_t last = first + 1; last < path.size(); ++last) {
-      std::vector<std::int32_t> reversed = path;
-      std::reverse(reversed.begin() + static_cast<std::ptrdiff_t>(first), reversed.begin() + static_cast<std::ptrdiff_t>(last) + 1);
-      EXPECT_GE(path_length(centroids, reversed), length * (1.0 - 1e-5));
+  for (ChainStart const start : kStarts) {
+    std::vector<std::int32_t> const path = chain_clusters(centroids, start);
+    double const length = path_length(centroids, path);
+    for (std::int32_t first = 0; first < std::ssize(path); ++first) {
+      for (std::int32_t last = first + 1; last < std::ssize(path); ++last) {
+        std::vector<std::int32_t> reversed = path;
+        reverse(reversed, {first, last});
+        EXPECT_GE(path_length(centroids, reversed), length * (1.0 - 1e-5));
+      }
     }
   }
+}
+
+TEST(Reversal, OfCrossingOrTouchingPartsDoNotGoTogether) {
+  PathPart const done{4, 8};
+  for (PathPart const part : {PathPart{2, 3}, PathPart{2, 4}, PathPart{2, 6}, PathPart{2, 8}, PathPart{4, 6}, PathPart{4, 8},
+                              PathPart{4, 9}, PathPart{6, 8}, PathPart{6, 9}, PathPart{8, 9}, PathPart{9, 10}}) {
+    PathPart other = part;
+    EXPECT_FALSE(survives_reversal(other, done)) << part.first << ".." << part.last;
+  }
+}
+
+RC_GTEST_PROP(Reversal, AddsTheSameAfterOneThatItSurvives, ()) {
+  constexpr std::int32_t kClusters = 12;
+  RowMatrix centroids(kClusters, 3);
+  centroids.values = test::normal_values({1, kClusters, 1, 3}, *rc::gen::arbitrary<unsigned>()).data;
+  auto const any_part = [] {
+    auto const first = *rc::gen::inRange(0, kClusters - 1);
+    return PathPart{first, *rc::gen::inRange(first + 1, kClusters)};
+  };
+  PathPart const done = any_part();
+  PathPart part = any_part();
+  std::vector<std::int32_t> path = identity(kClusters);
+  double const length = path_length(centroids, path);
+  reverse(path, part);
+  double const added = path_length(centroids, path) - length;
+  if (!survives_reversal(part, done)) return;
+
+  path = identity(kClusters);
+  reverse(path, done);
+  double const length_done = path_length(centroids, path);
+  reverse(path, part);
+  RC_ASSERT(std::abs(path_length(centroids, path) - length_done - added) < 1e-9 * length);
 }
 
 TEST(RowsAlongPath, ClustersInPathOrderKeysAscendingTiesByRow) {
