@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -439,6 +440,38 @@ TEST(GpuGrouping, EnergyOfStructuredValues) {
     Output const cold = group(input, options);
     expect_energy(input, options, cold, fmt::format("{} frames", frames));
     expect_energy(input, options, group(input, options, &cold), fmt::format("{} frames, warm", frames));
+  }
+}
+
+/// Small integers whose mean is 0, so that no distance between rows is rounded; several are equal.
+Values integer_values(std::int64_t rows) {
+  Values values = test::normal_values({1, rows, 2, 12}, 17, 2.5f);
+  for (std::int64_t s = 0; s < rows / 2; ++s) {
+    for (std::int64_t i = 0; i < values.shape.heads * values.shape.head_dim; ++i) {
+      values.at(0, s, 0, i) = std::round(values.at(0, s, 0, i));
+      values.at(0, rows - 1 - s, 0, i) = -values.at(0, s, 0, i);
+    }
+  }
+  return values;
+}
+
+/// Every row is a cluster of its own; a power of two of them, whose mean the CPU does not round either.
+TEST(GpuGrouping, TheChainIsTheCpus) {
+  for (std::int32_t const rows : {2, 4, 8, 16, 32, 64, 128, 256}) {
+    Input const input = make_input(integer_values(rows), DType::bf16);
+    Options const options = grouping_options(GroupOrder::chain, rows);
+    Output const cold = group(input, options);
+    GroupingState expected = group_values(input.v, options);
+    EXPECT_EQ(cold.permutation, expected.permutation) << rows << " clusters";
+    EXPECT_EQ(cold.centroids, expected.centroids) << rows << " clusters";
+
+    // From here on the centroids do not come as a chain.
+    GroupingState const stored = group_values(input.v, grouping_options(GroupOrder::label, rows));
+    Output const unchained{rows, stored.centroids, {}};
+    Output const warm = group(input, options, &unchained);
+    expected = group_values(input.v, options, {}, &stored);
+    EXPECT_EQ(warm.permutation, expected.permutation) << rows << " clusters, warm";
+    EXPECT_EQ(warm.centroids, expected.centroids) << rows << " clusters, warm";
   }
 }
 
