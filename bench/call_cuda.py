@@ -73,8 +73,8 @@ NOTES = {
                "butterflies, whichever is faster, without the score bounds that only FP16 scores need; compared only where "
                f"{LEAST_EQUAL_CODES:.1%} of its codes equal vcattn's; vs_unfused, vs_compiled: its time, eager and by torch.compile, "
                "over that of vcattn",
-    "group": "vcattn_group(), warm, 1 iteration; share_of_attention: its time over that of the attention kernel of "
-             f"{ATTENTION_RECIPE.partition(':')[0]} on the same inputs",
+    "group": f"vcattn_group(), warm, 1 iteration, {CLUSTERS} clusters; `automatic`: as many as the library chooses; share_of_attention: "
+             f"its time over that of the attention kernel of {ATTENTION_RECIPE.partition(':')[0]} on the same inputs",
     "call": "vcattn_attend() with a permutation that is reused, `regrouped`: after a warm vcattn_group(); no log-sum-exp. Everything "
             "from BF16 tensors to BF16 output; peers are attention kernels in BF16, which need no preparation. vs_X: time of X / time "
             "of the call",
@@ -154,14 +154,18 @@ def rotary_tables(torch: Any, rows: int) -> tuple[Any, Any]:
 class State:
     """Permutation and centroids of V on the device."""
 
-    def __init__(self, torch: Any, library: Library, v: Any):
+    def __init__(self, torch: Any, library: Library, v: Any, clusters: int):
+        """clusters: 0 for as many as the library chooses."""
         _, seqlen, num_heads, _ = v.shape
         self._library, self._v = library, v
-        self._options = library.options(Recipe(GROUPING_RECIPE, GROUPING_RECIPE, ()), (f"clusters={CLUSTERS}", "order=chain_sorted"), 0)
+        self._options = library.options(Recipe(GROUPING_RECIPE, GROUPING_RECIPE, ()), (f"clusters={clusters}", "order=chain_sorted"), 0)
         self.permutation = torch.empty(num_heads, seqlen, dtype=torch.int32, device=v.device)
-        self._centroids = torch.empty(num_heads, min(CLUSTERS, seqlen), HEAD_DIM, device=v.device)
         self._grouping = versioned(Grouping)
         self._grouping.v = tensor(Tensor, v.data_ptr(), BF16, seqlen, num_heads)
+        count = ctypes.c_int32()
+        library.call("vcattn_group_clusters", ctypes.byref(self._grouping), ctypes.byref(self._options), CUDA, ctypes.byref(count))
+        self.clusters = count.value
+        self._centroids = torch.empty(num_heads, self.clusters, HEAD_DIM, device=v.device)
         self._grouping.permutation, self._grouping.permutation_count = self.permutation.data_ptr(), self.permutation.numel()
         self._grouping.centroids, self._grouping.centroids_count = self._centroids.data_ptr(), self._centroids.numel()
         self.workspace_bytes = library.size("vcattn_group_workspace_size", ctypes.byref(self._grouping), ctypes.byref(self._options), CUDA)
@@ -185,9 +189,9 @@ class State:
         return {"sequence": self.energy_removed(heads, False), "grouped": self.energy_removed(heads, True)}
 
 
-def grouped_state(torch: Any, library: Library, v: Any) -> State:
+def grouped_state(torch: Any, library: Library, v: Any, clusters: int = CLUSTERS) -> State:
     """After a cold start and a warm one; every row must be there once."""
-    state = State(torch, library, v)
+    state = State(torch, library, v, clusters)
     for _ in range(2):
         state.group(cuda_call(torch))
     if not bool((state.permutation.sort(dim=1).values == torch.arange(v.shape[1], device=v.device)).all()):
@@ -275,6 +279,7 @@ class Regrouping(Kernel):
 
     def __init__(self, torch: Any, name: str, state: State):
         super().__init__(name, lambda: state.group(self._where), attention=False)
+        self.record = {"clusters": state.clusters}
         self._memory = device_bytes(torch, state.workspace_bytes)
         self._where = call_with(torch, self._memory)
 
@@ -396,7 +401,8 @@ class Run(runs.Run):
                 if name == f"prepare {UNFUSED_RECIPE}":
                     chains = self.unfused(case, inputs, state, preparation.slab(), bytes_moved, failed, missing)
         kernels += chains
-        kernels.append(Regrouping(torch, "group", grouped_state(torch, library, inputs.v)))  # `state` keeps its permutation
+        for name, clusters in (("group", CLUSTERS), ("group automatic", 0)):  # `state` keeps its permutation
+            kernels.append(Regrouping(torch, name, grouped_state(torch, library, inputs.v, clusters)))
         for one in served(library, [parse_recipe("", ATTENTION_RECIPE)], plain, self.arguments.threads, failed):
             prepared = library.prepare(plain, one.options, call=cuda_call(torch))
             kernels.append(PreparedAttention(torch, library, f"attention {one.recipe.name}", prepared, case))
@@ -503,8 +509,9 @@ def stage_ratios(case_name: str, recipes: list[str], seconds: dict[str, float], 
     if fused is not None and "unfused compiled" in seconds:
         ratios[f"prepare/{case_name}/vs_compiled"] = seconds["unfused compiled"] / fused
     attention = seconds.get(f"attention {ATTENTION_RECIPE}")
-    if attention is not None and "group" in seconds:
-        ratios[f"group/{case_name}/share_of_attention"] = seconds["group"] / attention
+    for name, prefix in (("group", "group"), ("group automatic", "group_automatic")):
+        if attention is not None and name in seconds:
+            ratios[f"{prefix}/{case_name}/share_of_attention"] = seconds[name] / attention
     return ratios
 
 

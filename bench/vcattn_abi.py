@@ -94,6 +94,7 @@ FUNCTIONS = {  # name: argument types; all return a status
     "vcattn_attend": [_POINTER(Problem), _POINTER(Options), _POINTER(Output), _POINTER(Call)],
     "vcattn_group": [_POINTER(Grouping), _POINTER(Options), _POINTER(Call)],
     "vcattn_group_workspace_size": [_POINTER(Grouping), _POINTER(Options), ctypes.c_uint32, _SIZE],
+    "vcattn_group_clusters": [_POINTER(Grouping), _POINTER(Options), ctypes.c_uint32, _POINTER(ctypes.c_int32)],
     "vcattn_value_energy_removed": [_POINTER(Tensor), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
                                     _POINTER(ctypes.c_double), ctypes.c_int64],
 }

@@ -107,7 +107,7 @@ TEST_F(GpuCommands, AttendLooksForNonFiniteValuesInTheHostsCopy) {
 }
 
 TEST_F(GpuCommands, GroupRemovesAboutAsMuchAsTheCpu) {
-  run_successfully({"synth", "-o", file("clip"), "--grid", "4,16,16", "--heads", "2", "--seed", "1"});
+  run_successfully({"synth", "-o", file("clip"), "--grid", "8,32,32", "--heads", "2", "--seed", "1"});
   auto const removed = [&](std::string const& device) {
     json const record = json::parse(run_successfully({"group", file("clip"), "--device", device, "-o", file(device), "--json"}).out);
     EXPECT_EQ(record["device"], device);

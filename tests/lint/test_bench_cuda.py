@@ -196,13 +196,13 @@ class FiguresTest(unittest.TestCase):
 
     def test_ratios_of_stages(self):
         seconds = {"copy": 1.0, "prepare vc8s": 2.0, "prepare vc8s rope": 4.0, "prepare vc8": 2.5, "unfused matmul": 40.0,
-                   "unfused butterflies": 70.0, "unfused compiled": 10.0, "group": 3.0, "attention vc8:rounding=nearest": 60.0}
+                   "unfused butterflies": 70.0, "unfused compiled": 10.0, "group": 3.0, "group automatic": 6.0, "attention vc8:rounding=nearest": 60.0}
         moved = {name: 9 for name in seconds}
         expected = {"prepare/vc8s/75600x40/vs_copy": 0.5, "prepare/vc8s/75600x40/rope_vs_copy": 0.25, "prepare/vc8/75600x40/vs_copy": 0.4,
                     "prepare/75600x40/vs_copy": 0.5, "prepare/75600x40/vs_unfused": 20.0, "prepare/75600x40/vs_compiled": 5.0,
-                    "group/75600x40/share_of_attention": 0.05}
+                    "group/75600x40/share_of_attention": 0.05, "group_automatic/75600x40/share_of_attention": 0.1}
         self.assertEqual(call_cuda.stage_ratios("75600x40", ["vc8s", "vsmooth8s", "vc8"], seconds, moved), expected)
-        for gone in ("copy", "prepare vc8s", "group"):
+        for gone in ("copy", "prepare vc8s", "group", "group automatic"):
             rest = {name: value for name, value in seconds.items() if name != gone}
             ratios = call_cuda.stage_ratios("75600x40", ["vc8s", "vsmooth8s", "vc8"], rest, moved)
             self.assertLess(ratios.items(), expected.items())
