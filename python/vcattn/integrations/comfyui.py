@@ -12,11 +12,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from vcattn import _abi, _stats
 from vcattn._attention import attention
+from vcattn._core import check_recipe
 from vcattn.grouping import POLICIES, GroupingState, StepState
+from vcattn.integrations._host import needed
+
+with needed("comfyui", "pip install torch"):
+    import torch
 
 
 def _nothing() -> None:
@@ -27,7 +30,9 @@ class Override:
     """``f(default, q, k, v, heads, ...)`` as ComfyUI calls it: q, k, v [B, S, H * D], or [B, H, S, D] with skip_reshape."""
 
     def __init__(self, recipe: str, policy: str, refresh_interval: int):
-        _abi.options(recipe)  # refuses what cannot be, before anything is sampled
+        # Refuses what cannot be, before anything is sampled.
+        check_recipe(recipe)
+        GroupingState(1, policy, refresh_interval)
         self.recipe, self._schedule = recipe, {"policy": policy, "refresh_interval": refresh_interval}
         self._sigmas: Any = None  # of the forward pass that is running
         self._sample_sigmas: Any = _nothing  # weak reference to those of the generation that is running

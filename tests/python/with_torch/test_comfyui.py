@@ -203,6 +203,8 @@ def test_node_folder():
     assert node.NODE_DISPLAY_NAME_MAPPINGS.keys() == node.NODE_CLASS_MAPPINGS.keys()
     with pytest.raises(ValueError, match="vc9"):
         make_override(recipe="vc9")
+    with pytest.raises(ValueError, match="policy must be one of"):
+        make_override(grouping="sometimes")
 
 
 if REAL:  # its own classes
