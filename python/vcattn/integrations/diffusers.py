@@ -193,14 +193,13 @@ _opening = threading.RLock()
 
 
 def _current_place() -> _Place | None:
-    place = _place.get()
+    place = _place.get()  # which may be of a session that is over: torch calls no hook after KeyboardInterrupt, nor after an error in a graph
     return place if place is not None and place.session in _open else None
 
 
 @torch.compiler.disable
 def _enter_model(session: Session, model: int, *_: Any) -> None:
-    _place.set(None)  # torch calls no hook after KeyboardInterrupt, nor after an exception in a graph
-    if session in _open:
+    if session in _open:  # else a graph was compiled with the hook
         session._enter_model(model)
 
 
@@ -448,6 +447,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str | None = None, p
     """
     if isinstance(num_inference_steps, bool) or not isinstance(num_inference_steps, numbers.Integral):
         raise TypeError(f"num_inference_steps must be an integer; got {num_inference_steps!r} of type {type(num_inference_steps).__name__}")
+    num_inference_steps = int(num_inference_steps)
     if num_inference_steps < 1:
         raise ValueError(f"num_inference_steps must be at least 1; got {num_inference_steps}")
     if recipe is not None:

@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import types
 import warnings
 import weakref
 
@@ -246,6 +247,9 @@ def test_session_leaves_nothing_behind():
     assert "cache_context" not in vars(pipe.transformer)
     assert not any(module._forward_pre_hooks for module in pipe.transformer.modules())
     generate(pipe, 1)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+    integration._enter_model(session, 0)  # as a graph may do that was compiled meanwhile
+    assert "step" not in vars(pipe.scheduler)
 
 
 def test_session_survives_a_failed_forward_and_a_new_resolution():
@@ -362,6 +366,25 @@ def test_nested_sessions_belong_to_their_models(recorded):
     assert len(recorded) == (2 * 4 + 2) * 2 * LAYERS
 
 
+def test_a_backend_of_its_own_asks_the_session():
+    """As one does that emulates a recipe; another session's models are not its own."""
+    asked = []
+
+    def asking(query, key, value):
+        asked.append([session.state(query) is not None for session in (first, second)])
+        return torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
+
+    integration.add_backend("asking", asking)
+    pipes = wan_pipeline(), wan_pipeline()
+    for pipe in pipes:
+        pipe.transformer.set_attention_backend("asking")
+    with vcattn.session(pipes[0], 1) as first, vcattn.session(pipes[1], 1) as second:
+        for pipe in pipes:
+            generate(pipe, 1)
+    calls = 2 * 2 * LAYERS  # cross-attention as well
+    assert asked == [[True, False]] * calls + [[False, True]] * calls
+
+
 def test_sessions_left_in_the_order_of_their_opening():
     first, second = with_recipe("vc8"), with_recipe("vc8s")
     expected = alone(second, 2)
@@ -407,7 +430,8 @@ def test_one_session_for_a_model_and_a_scheduler():
     twin, sharing = wan_pipeline(transformer=pipe.transformer), wan_pipeline(scheduler=pipe.scheduler)
     sharing.transformer.set_attention_backend("vcattn")
     with vcattn.session(pipe, 2):
-        for other in (pipe, twin):
+        compiled = types.SimpleNamespace(transformer=torch.compile(pipe.transformer), scheduler=FlowMatchEulerDiscreteScheduler())
+        for other in (pipe, twin, compiled):
             with pytest.raises(ValueError, match="a model can be in one session at a time; got transformer"), vcattn.session(other, 2):
                 pass
         with pytest.raises(ValueError, match="a scheduler can be in one session at a time"), vcattn.session(sharing, 2):
