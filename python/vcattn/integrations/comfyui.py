@@ -2,8 +2,8 @@
 put into ComfyUI's ``custom_nodes``.
 
 Works through ``transformer_options["optimized_attention_override"]`` of a cloned model; nothing of ComfyUI is patched, and text encoders,
-which have no transformer options, are not touched. Self-attention is served; cross-attention, and calls that a model marks with
-``low_precision_attention=False``, go to ComfyUI's own attention.
+which have no transformer options, are not touched. Self-attention is served; cross-attention, calls that need a gradient, and calls that a
+model marks with ``low_precision_attention=False``, go to ComfyUI's own attention.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Override:
     def __call__(self, default: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: Any = None,
                  attn_precision: Any = None, skip_reshape: bool = False, skip_output_reshape: bool = False, **kwargs: Any) -> torch.Tensor:  # fmt: skip
         reason = ("cross-attention" if q.shape[-2] != k.shape[-2] else
+                  "gradient" if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad) else
                   "low_precision_attention=False" if kwargs.get("low_precision_attention") is False else None)  # fmt: skip
         if reason:
             _stats.count("bypass", f"comfyui: {reason}")

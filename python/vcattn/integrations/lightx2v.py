@@ -32,7 +32,8 @@ class VcattnWeight:
     def apply(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
               max_seqlen_q: int | None = None, max_seqlen_kv: int | None = None, *, attn_mask: torch.Tensor | None = None,
               causal: bool = False, softmax_scale: float | None = None, **others: Any) -> torch.Tensor:  # fmt: skip
-        """cu_seqlens: the sequences, one after another in the rows of all batch entries; later rows are padding, which gives 0.
+        """cu_seqlens: the sequences, one after another in the rows of all batch entries; later rows are padding, which gives 0. Those on
+        a CUDA device are waited for, as by `vcattn.attention_varlen`.
 
         Raises UnsupportedError for keywords that vcattn does not know, unless they are None, False or 0.
         """

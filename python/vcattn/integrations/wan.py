@@ -63,9 +63,10 @@ def enable(recipe: str = "auto") -> None:
         import wan.modules.attention as home
     disable()
     check_parameters(home.flash_attention, "wan.modules.attention.flash_attention", PARAMETERS, "Wan")
-    replacement = make(recipe, home.flash_attention)
+    original, replacement = home.flash_attention, make(recipe, home.flash_attention)
     for module in _holders():
-        module.flash_attention = replacement
+        if module.flash_attention is original:  # else it is another function of that name
+            module.flash_attention = replacement
 
 
 def disable() -> None:

@@ -212,9 +212,11 @@ def wan_flash_attention(q, k, v, q_lens=None, k_lens=None, dropout_p=0.0, softma
 def test_wan(module):
     home = module("wan.modules.attention", flash_attention=wan_flash_attention)
     model = module("wan.modules.model", flash_attention=wan_flash_attention)
+    other = module("wan.utils.other", flash_attention=lambda q: q)  # of that name only
     wan.enable(recipe="vc8s")
     wan.enable()
     assert tuple(inspect.signature(model.flash_attention).parameters) == wan.PARAMETERS and model.flash_attention is home.flash_attention
+    assert other.flash_attention(1) == 1
     q, k, v = (x.transpose(1, 2) for x in hnd())
     expected = exact(*(x.transpose(1, 2) for x in (q, k[:, :60], v[:, :60])), scale=0.1).transpose(1, 2)
     out = model.flash_attention(q, k, v.bfloat16(), k_lens=torch.tensor([60]), softmax_scale=0.2, q_scale=0.5, window_size=(-1, -1))
