@@ -57,6 +57,13 @@ def check_state(state: object, is_causal: bool) -> None:
         raise _abi.UnsupportedError("causal attention keeps the keys in sequence order; got a grouping state; pass state=None")
 
 
+def check_recipe(recipe: object) -> None:
+    """For hosts that are told a recipe long before the first call. Errors: ValueError, TypeError."""
+    if not isinstance(recipe, str):
+        raise TypeError(f"recipe must be a string such as 'vc8s' or 'vc8s,block=64'; got {type(recipe).__name__}")
+    _abi.options(recipe)
+
+
 class Request:
     """One attention problem as the library sees it, keeping alive what it points to.
 

@@ -2,8 +2,8 @@
 put into ComfyUI's ``custom_nodes``.
 
 Works through ``transformer_options["optimized_attention_override"]`` of a cloned model; nothing of ComfyUI is patched, and text encoders,
-which have no transformer options, are not touched. Self-attention is served; cross-attention, and calls that a model marks with
-``low_precision_attention=False``, go to ComfyUI's own attention.
+which have no transformer options, are not touched. Self-attention is served; cross-attention, calls that need a gradient, and calls that a
+model marks with ``low_precision_attention=False``, go to ComfyUI's own attention.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from vcattn import _abi, _stats
 from vcattn._attention import attention
+from vcattn._core import check_recipe
 from vcattn.grouping import POLICIES, GroupingState, StepState
+from vcattn.integrations._host import needed
+
+with needed("comfyui", "pip install torch"):
+    import torch
 
 
 def _nothing() -> None:
@@ -27,7 +30,9 @@ class Override:
     """``f(default, q, k, v, heads, ...)`` as ComfyUI calls it: q, k, v [B, S, H * D], or [B, H, S, D] with skip_reshape."""
 
     def __init__(self, recipe: str, policy: str, refresh_interval: int):
-        _abi.options(recipe)  # refuses what cannot be, before anything is sampled
+        # Refuses what cannot be, before anything is sampled.
+        check_recipe(recipe)
+        GroupingState(1, policy, refresh_interval)
         self.recipe, self._schedule = recipe, {"policy": policy, "refresh_interval": refresh_interval}
         self._sigmas: Any = None  # of the forward pass that is running
         self._sample_sigmas: Any = _nothing  # weak reference to those of the generation that is running
@@ -43,6 +48,7 @@ class Override:
     def __call__(self, default: Callable[..., Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, mask: Any = None,
                  attn_precision: Any = None, skip_reshape: bool = False, skip_output_reshape: bool = False, **kwargs: Any) -> torch.Tensor:  # fmt: skip
         reason = ("cross-attention" if q.shape[-2] != k.shape[-2] else
+                  "gradient" if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad) else
                   "low_precision_attention=False" if kwargs.get("low_precision_attention") is False else None)  # fmt: skip
         if reason:
             _stats.count("bypass", f"comfyui: {reason}")

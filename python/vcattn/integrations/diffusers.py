@@ -14,19 +14,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import numbers
+import threading
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import torch
-from diffusers.models import attention_dispatch as dispatch
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from vcattn import _stats
 from vcattn._attention import attention
+from vcattn._core import check_recipe
 from vcattn.grouping import GroupingState, StepState
+from vcattn.integrations._host import needed
+
+with needed("diffusers", "pip install torch 'diffusers>=0.36'"):
+    import torch
+    from diffusers.models import attention_dispatch as dispatch
 
 # Of a pipeline: Wan2.2 has two experts, MiniMax-H3 another model where it is given references.
 _TRANSFORMERS = ("transformer", "transformer_2", "transformer_ref")
-_active: list[Session] = []
 
 
 def _bypass_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float) -> str | None:
@@ -40,12 +46,25 @@ def _bypass_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def _forward(recipe: str, query, key, value, attn_mask, is_causal, scale, return_lse, grouped=True) -> Any:
-    session = _active[-1] if _active else None
-    if attn_mask is not None and attn_mask.ndim == 3:
+    if getattr(attn_mask, "ndim", None) == 3:
         attn_mask = attn_mask[:, None]
-    return attention(query, key, value, "NHD", is_causal, scale, return_lse, recipe=session.recipe if session else recipe,
-                     attn_mask=attn_mask, state=session.state(query) if session and grouped and not is_causal else None,
-                     fallback="error" if return_lse else "sdpa")  # fmt: skip
+    arguments = (query, key, value, "NHD", is_causal, scale, return_lse)
+    options = {"attn_mask": attn_mask, "fallback": "error" if return_lse else "sdpa"}
+    if _open:  # so that a graph that is compiled without sessions is one
+        return _forward_in_session(recipe, grouped and not is_causal, *arguments, **options)
+    return attention(*arguments, recipe=recipe, **options)
+
+
+@torch.compiler.disable
+def _forward_in_session(recipe: str, grouped: bool, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+    """Of the model whose forward pass is running, which may be in another session or in none."""
+    place, state = _current_place(), None
+    if place is not None:
+        session = place.session
+        session._served.add(place.model)
+        recipe = session.recipe or recipe
+        state = session.state(query) if grouped else None
+    return attention(query, *arguments, recipe=recipe, state=state, **options)
 
 
 def _context_parallel_forward(recipe, ctx, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
@@ -104,13 +123,21 @@ def add_backend(name: str, function: Callable[..., Any]) -> None:
     function
         Called with query, key and value [B, S, H, D], and those of attn_mask, dropout_p, is_causal, scale, enable_gqa and _parallel_config
         that its signature names: diffusers drops the others silently.
+
+    Raises
+    ------
+    ValueError
+        If the name is not in lower case, or belongs to a backend of diffusers.
     """
     if name != name.lower():
         raise ValueError(f"name must be in lower case, as set_attention_backend() looks for it; got {name!r}")
     enum, registry = dispatch.AttentionBackendName, dispatch._AttentionBackendRegistry
+    if name in enum._value2member_map_ and not _is_added(name):
+        raise ValueError(f"name must not be one of the backends that diffusers has itself; got {name!r}; choose another")
     if name not in enum._value2member_map_:
         member = str.__new__(enum, name)
         member._name_, member._value_, member._sort_order_ = name.upper(), name, len(enum._member_names_)
+        member.added_at_run_time = True
         enum._member_map_[member._name_] = enum._value2member_map_[name] = member
         enum._member_names_.append(member._name_)
         type.__setattr__(enum, member._name_, member)
@@ -118,6 +145,10 @@ def add_backend(name: str, function: Callable[..., Any]) -> None:
     registry._backends[backend] = function
     registry._constraints[backend] = []
     registry._supported_arg_names[backend] = set(inspect.signature(function).parameters)
+
+
+def _is_added(name: str) -> bool:
+    return getattr(dispatch.AttentionBackendName._value2member_map_.get(name), "added_at_run_time", False)
 
 
 def register(name: str = "vcattn", recipe: str = "auto") -> None:
@@ -129,7 +160,15 @@ def register(name: str = "vcattn", recipe: str = "auto") -> None:
         What ``set_attention_backend`` gets, in lower case.
     recipe
         As for `vcattn.attention`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such recipe; also as `add_backend`.
+    TypeError
+        If the recipe is not a string.
     """
+    check_recipe(recipe)
     add_backend(name, _backend(recipe))
     backend = dispatch.AttentionBackendName(name)
     parallel = getattr(dispatch._AttentionBackendRegistry, "_supports_context_parallel", None)
@@ -139,6 +178,41 @@ def register(name: str = "vcattn", recipe: str = "auto") -> None:
         parallel.add(backend.value)
 
 
+class _Place(NamedTuple):
+    """An attention layer of a model of a session, by number."""
+
+    session: Session
+    model: int
+    layer: int
+
+
+# The attention layer whose forward pass is running, in this thread or asyncio task. So calls find their session by the model that makes them.
+_place: ContextVar[_Place | None] = ContextVar("vcattn_place", default=None)
+_open: list[Session] = []
+_opening = threading.RLock()
+
+
+def _current_place() -> _Place | None:
+    place = _place.get()  # which may be of a session that is over: torch calls no hook after KeyboardInterrupt, nor after an error in a graph
+    return place if place is not None and place.session in _open else None
+
+
+@torch.compiler.disable
+def _enter_model(session: Session, model: int, *_: Any) -> None:
+    if session in _open:  # else a graph was compiled with the hook
+        session._enter_model(model)
+
+
+@torch.compiler.disable
+def _enter_layer(place: _Place, *_: Any) -> None:
+    _place.set(place)
+
+
+@torch.compiler.disable
+def _leave_layer(*_: Any) -> None:
+    _place.set(None)
+
+
 class Session:
     """The grouping schedule of one pipeline; made by `session`.
 
@@ -146,20 +220,23 @@ class Session:
     ----------
     step : int
         Denoising step, counted by calls of ``scheduler.step``.
-    recipe : str
+    recipe : str or None
+        None: that of the backend which a model uses.
     """
 
-    def __init__(self, models: list[torch.nn.Module], num_inference_steps: int, recipe: str, schedule: dict[str, Any]):
+    def __init__(self, pipe: Any, models: dict[str, torch.nn.Module], num_inference_steps: int, recipe: str | None, schedule: dict[str, Any]):
         self.step, self.recipe = 0, recipe
+        self._pipe, self._models, self._scheduler = pipe, models, None
         self._num_steps, self._schedule = num_inference_steps, schedule
         self._states: dict[int, GroupingState] = {}  # by model
         self._first_steps: dict[int, int] = {}
-        self._model: int | None = None
-        self._layer: int | None = None
         self._branches: dict[int, int] = {}  # forward passes of each model at this step
         self._named_branches: dict[str, int] = {}
         self._branch_name: str | None = None
-        self._layers = [{id(module): i for i, module in enumerate(_attention_modules(model))} for model in models]
+        self._ran: set[int] = set()  # models
+        self._served: set[int] = set()
+        self._warned_of_steps = False
+        self._hooks, self._scheduler_hooks = contextlib.ExitStack(), contextlib.ExitStack()
 
     def restart(self) -> None:
         """A new generation: back to step 0, nothing kept."""
@@ -170,16 +247,6 @@ class Session:
     def next_step(self) -> None:
         self.step += 1
         self._branches.clear()
-
-    def enter_model(self, model: int) -> None:
-        self._model = model
-        self._branches[model] = self._branches.get(model, -1) + 1
-
-    def leave_model(self) -> None:
-        self._model = self._layer = None
-
-    def enter_layer(self, model: int, module: torch.nn.Module) -> None:
-        self._layer = self._layers[model][id(module)]
 
     @contextlib.contextmanager
     def branch(self, name: str) -> Iterator[None]:
@@ -192,25 +259,127 @@ class Session:
 
     def state(self, query: torch.Tensor) -> StepState | None:
         """The place of the call that is about to be made; None outside the models, or after the last step that was announced."""
-        model, layer = self._model, self._layer
-        if model is None or layer is None or self.step >= self._num_steps:
+        place = _current_place()
+        if place is None or place.session is not self:
             return None
-        branch = self._branches[model]
+        model = place.model
+        self._served.add(model)
+        if self.step >= self._num_steps:
+            self._warn_of_steps()
+            return None
+        branch = self._branches.get(model, 0)  # not there where something calls the blocks of a model one by one
         if self._branch_name is not None:
             branch = self._named_branches.setdefault(self._branch_name, len(self._named_branches))
         if model not in self._states:
             # The second expert of a model has a generation of its own, the steps that are left.
             self._first_steps[model] = self.step
             self._states[model] = GroupingState(self._num_steps - self.step, **self._schedule)
-        return self._states[model].follow(query, self.step - self._first_steps[model], layer=layer, branch=branch)
+        return self._states[model].follow(query, self.step - self._first_steps[model], layer=place.layer, branch=branch)
 
     def keys(self) -> list[tuple[int, int, int]]:
         """(model, layer, branch) that were seen, in order."""
         return sorted((model, *key) for model, state in self._states.items() for key in state.followed())
 
+    def _start(self) -> None:
+        """Hooks models and scheduler. Errors: ValueError if another session has one of them, or the pipeline has no scheduler."""
+        with _opening:
+            for name, model in self._models.items():
+                if any(model is other for session in _open for other in session._models.values()):
+                    raise ValueError(f"a model can be in one session at a time; got {name}, which is in an open one; leave that first")
+            self._follow_scheduler()
+            _open.append(self)
+        for i, model in enumerate(self._models.values()):
+            self._hooks.enter_context(_replaced(model, "cache_context", self._named))
+            handles = [model.register_forward_pre_hook(functools.partial(_enter_model, self, i))]
+            for layer, module in enumerate(_attention_modules(model)):
+                handles += [module.register_forward_pre_hook(functools.partial(_enter_layer, _Place(self, i, layer))),
+                            module.register_forward_hook(_leave_layer, always_call=True)]  # fmt: skip
+            for handle in handles:
+                self._hooks.callback(handle.remove)
+
+    def _stop(self) -> None:
+        """Everything is as before, and the state is freed."""
+        self._hooks.close()
+        self._scheduler_hooks.close()
+        self.restart()
+        with _opening:
+            if self in _open:
+                _open.remove(self)
+
+    def _enter_model(self, model: int) -> None:
+        self._follow_scheduler()
+        self._ran.add(model)
+        self._branches[model] = self._branches.get(model, -1) + 1
+
+    def _unserved(self) -> str | None:
+        """What went past this session, if anything did."""
+        if not self._ran:
+            return f"none of {', '.join(self._models)} ran inside; call the pipeline inside the session that it was given to"
+        names = list(self._models)
+        missed = [names[model] for model in sorted(self._ran - self._served)]
+        return (f"{', '.join(missed)} ran inside, but no self-attention of it reached vcattn; call set_attention_backend('vcattn') of it before, "
+                "and see vcattn.stats()['bypass']") if missed else None  # fmt: skip
+
+    def _warn_of_steps(self) -> None:
+        if not self._warned_of_steps:
+            self._warned_of_steps = True
+            warnings.warn(f"session was given num_inference_steps={self._num_steps}, and another step began; from here on every call groups its "
+                          "keys for itself; give it the number of calls of scheduler.step() (a new generation calls set_timesteps() first, "
+                          "which starts anew)", RuntimeWarning, stacklevel=2)  # fmt: skip
+
+    def _follow_scheduler(self) -> None:
+        """Counts the steps of the pipeline's scheduler. Another one than before begins a new generation."""
+        scheduler = getattr(self._pipe, "scheduler", None)
+        if scheduler is self._scheduler and scheduler is not None:
+            return
+        if not callable(getattr(scheduler, "step", None)):
+            raise ValueError(f"session needs a pipeline with a scheduler, whose steps it counts; got {type(self._pipe).__name__} with scheduler "
+                             f"{type(scheduler).__name__}")  # fmt: skip
+        with _opening:
+            if any(session._scheduler is scheduler for session in _open if session is not self):
+                raise ValueError("a scheduler can be in one session at a time, which counts its steps; got one that is in an open session; give "
+                                 "each pipeline its own: pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)")  # fmt: skip
+            self._scheduler = scheduler
+        self._scheduler_hooks.close()
+        self._scheduler_hooks.enter_context(_replaced(scheduler, "step", self._counted))
+        self._scheduler_hooks.enter_context(_replaced(scheduler, "set_timesteps", self._restarting))
+        self.restart()
+
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self.next_step()
+            return result
+
+        return step
+
+    def _restarting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # pipelines look at the signature to learn whether timesteps or sigmas may be given
+        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
+            self.restart()
+            return original(*args, **kwargs)
+
+        return set_timesteps
+
+    def _named(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @contextlib.contextmanager
+        def cache_context(name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+            with self.branch(name), original(name, *args, **kwargs):
+                yield
+
+        return cache_context
+
 
 def _attention_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if hasattr(getattr(module, "processor", None), "_attention_backend")]
+
+
+def _backends(models: dict[str, torch.nn.Module]) -> list[str]:
+    """Names of the attention backends that are set on the modules; where none is, the active one is used."""
+    active = dispatch._AttentionBackendRegistry._active_backend
+    backends = [module.processor._attention_backend or active for model in models.values() for module in _attention_modules(model)]
+    return sorted({getattr(backend, "value", backend) for backend in backends})
 
 
 @contextlib.contextmanager
@@ -232,7 +401,7 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy: str = "first_quarter", refresh_interval: int = 4,
+def session(pipe: Any, num_inference_steps: int, *, recipe: str | None = None, policy: str = "first_quarter", refresh_interval: int = 4,
             group_fraction: float = 0.25) -> Iterator[Session]:  # fmt: skip
     """Groups keys at some denoising steps and reuses the result at the others, for each layer and CFG branch.
 
@@ -240,10 +409,11 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
     ----------
     pipe
         A diffusers pipeline with ``scheduler`` and ``transformer``; for Wan2.2 also ``transformer_2``, for MiniMax-H3 ``transformer_ref``.
+        Their attention backend must be set before.
     num_inference_steps
-        As the pipeline is called with.
+        As the pipeline is called with. Calls of more steps are served without a schedule, and a RuntimeWarning says so.
     recipe
-        Used inside instead of the recipe of the registered backend.
+        Used inside instead of that of the registered backend; None: that of the backend which each model uses.
     policy, refresh_interval, group_fraction
         As for `vcattn.GroupingState`; ``transformer_2`` has a schedule of its own over the steps that are left when it starts.
 
@@ -251,68 +421,57 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str = "auto", policy
     ------
     Session
 
+    Raises
+    ------
+    ValueError
+        A pipeline without transformer or scheduler, or whose transformers all use backends other than vcattn's; a model or scheduler that is
+        in another open session; a recipe, policy or number that cannot be.
+    TypeError
+        If num_inference_steps is not an integer, or recipe not a string.
+
+    Warns
+    -----
+    RuntimeWarning
+        When the block ends and a transformer that ran was not served, or none ran.
+
     Notes
     -----
-    Steps are counted by ``scheduler.step``; ``scheduler.set_timesteps`` starts anew, so that several generations may follow one another.
-    Branches are told apart by ``cache_context`` where the pipeline uses it, else by their order within a step. When the block ends, also by
-    an exception, everything is as before and the state is freed. The hooks do not go into a graph of torch.compile: compile blocks without
-    ``fullgraph``, or do without a session.
+    Steps are counted by ``scheduler.step``; ``scheduler.set_timesteps``, and another scheduler for the pipeline, start anew, so that several
+    generations may follow one another. Branches are told apart by ``cache_context`` where the pipeline uses it, else by their order within
+    a step. When the block ends, also by an exception, everything is as before and the state is freed.
+
+    A call belongs to the session of the model that makes it. Sessions of different pipelines may be open at the same time, nested or in
+    several threads; models outside them are not affected. One session is for one thread at a time.
+
+    Models may be compiled, as a whole or by blocks. While a session is open, attention is not part of a graph: do without ``fullgraph``.
     """
-    models = [model for model in (getattr(pipe, name, None) for name in _TRANSFORMERS) if model is not None]
-    if not models:
-        raise ValueError(f"session needs a pipeline with a transformer; got {type(pipe).__name__}")
-    if not any(_attention_modules(model) for model in models):
-        raise ValueError("session found no attention module whose backend can be set; the model does not use diffusers' attention dispatch")
+    if isinstance(num_inference_steps, bool) or not isinstance(num_inference_steps, numbers.Integral):
+        raise TypeError(f"num_inference_steps must be an integer; got {num_inference_steps!r} of type {type(num_inference_steps).__name__}")
+    num_inference_steps = int(num_inference_steps)
+    if num_inference_steps < 1:
+        raise ValueError(f"num_inference_steps must be at least 1; got {num_inference_steps}")
+    if recipe is not None:
+        check_recipe(recipe)
     schedule = {"policy": policy, "refresh_interval": refresh_interval, "group_fraction": group_fraction}
     GroupingState(num_inference_steps, **schedule)  # refuses what cannot be
-    current = Session(models, num_inference_steps, recipe, schedule)
-
-    @torch.compiler.disable
-    def on_layer(model: int, module: torch.nn.Module, *_: Any) -> None:
-        current.enter_layer(model, module)
-
-    def counted_step(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            current.next_step()
-            return result
-
-        return step
-
-    def restarting(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # pipelines look at the signature to learn whether timesteps or sigmas may be given
-        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
-            current.restart()
-            return original(*args, **kwargs)
-
-        return set_timesteps
-
-    def named(original: Callable[..., Any]) -> Callable[..., Any]:
-        @contextlib.contextmanager
-        def cache_context(name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-            with current.branch(name), original(name, *args, **kwargs):
-                yield
-
-        return cache_context
-
-    with contextlib.ExitStack() as stack:
-        scheduler = getattr(pipe, "scheduler", None)
-        if scheduler is None:
-            raise ValueError(f"session needs a pipeline with a scheduler, whose steps it counts; got {type(pipe).__name__}")
-        stack.enter_context(_replaced(scheduler, "step", counted_step))
-        stack.enter_context(_replaced(scheduler, "set_timesteps", restarting))
-        for i, model in enumerate(models):
-            stack.enter_context(_replaced(model, "cache_context", named))
-            hooks = [model.register_forward_pre_hook(lambda *_, i=i: current.enter_model(i)),
-                     model.register_forward_hook(lambda *_: current.leave_model(), always_call=True)]  # fmt: skip
-            hooks += [module.register_forward_pre_hook(functools.partial(on_layer, i)) for module in _attention_modules(model)]
-            for hook in hooks:
-                stack.callback(hook.remove)
-        _active.append(current)
-        stack.callback(_active.remove, current)
-        stack.callback(current.restart)
+    found = {name: getattr(pipe, name, None) for name in _TRANSFORMERS}
+    models = {name: getattr(model, "_orig_mod", model) for name, model in found.items() if model is not None}  # what torch.compile() wraps
+    if not models:
+        raise ValueError(f"session needs a pipeline with a transformer; got {type(pipe).__name__}")
+    backends = _backends(models)
+    if not backends:
+        raise ValueError("session found no attention module whose backend can be set; the model does not use diffusers' attention dispatch")
+    if not any(map(_is_added, backends)):
+        raise ValueError(f"session needs a transformer that uses a backend of vcattn; got {', '.join(backends)}; call "
+                         "pipe.transformer.set_attention_backend('vcattn') first")  # fmt: skip
+    current = Session(pipe, models, num_inference_steps, recipe, schedule)
+    try:
+        current._start()
         yield current
+        if unserved := current._unserved():
+            warnings.warn(f"session: {unserved}", RuntimeWarning, stacklevel=3)
+    finally:
+        current._stop()
 
 
 register()

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from lightx2v.utils.registry_factory import ATTN_WEIGHT_REGISTER
-
-from vcattn import _abi
+from vcattn._abi import UnsupportedError
 from vcattn._attention import attention, attention_varlen
+from vcattn._core import check_recipe
+from vcattn._tensors import int32_array
+from vcattn.integrations._host import needed
+
+with needed("lightx2v", "pip install torch, and LightX2V as github.com/ModelTC/LightX2V describes it"):
+    import torch
+    from lightx2v.utils.registry_factory import ATTN_WEIGHT_REGISTER
+
+# Of what LightX2V passes to every attention, what only its sparse kinds use, and which model calls.
+_IGNORED = {"block_idx", "grid_sizes", "model_cls", "scheduler", "sol_morton_preordered"}
 
 
 class VcattnWeight:
@@ -23,18 +30,43 @@ class VcattnWeight:
         self.weight_name, self.config = weight_name, {}
 
     def apply(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
-              max_seqlen_q: int | None = None, max_seqlen_kv: int | None = None, **kwargs: Any) -> torch.Tensor:  # fmt: skip
-        if kwargs.get("drop_rate", 0) > 0:
-            raise _abi.UnsupportedError(f"drop_rate=0 required, since vcattn has no dropout; got {kwargs['drop_rate']}; choose another attention type")
-        mask = kwargs.get("attn_mask")
-        options = {"is_causal": kwargs.get("causal", False), "sm_scale": kwargs.get("softmax_scale"), "recipe": self.recipe}
-        if cu_seqlens_q is not None and len(cu_seqlens_q) > 2:
-            if mask is not None:
-                raise ValueError("cu_seqlens_q and attn_mask both say which keys are valid; pass one of them")
-            q, k, v = (x.flatten(0, -3) for x in (q, k, v))
-            return attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, **options).flatten(1)
+              max_seqlen_q: int | None = None, max_seqlen_kv: int | None = None, *, attn_mask: torch.Tensor | None = None,
+              causal: bool = False, softmax_scale: float | None = None, **others: Any) -> torch.Tensor:  # fmt: skip
+        """cu_seqlens: the sequences, one after another in the rows of all batch entries; later rows are padding, which gives 0. Those on
+        a CUDA device are waited for, as by `vcattn.attention_varlen`.
+
+        Raises UnsupportedError for keywords that vcattn does not know, unless they are None, False or 0.
+        """
+        for name in others.keys() - _IGNORED:
+            value = others[name]
+            if value is not None and not (isinstance(value, (bool, int, float)) and value == 0):
+                raise UnsupportedError(f"{name}=0 or None required, since vcattn has no such option; got {name}={value!r:.80}; choose another "
+                                       "attention type")  # fmt: skip
+        options = {"is_causal": causal, "sm_scale": softmax_scale, "recipe": self.recipe}
         q, k, v = (x[None] if x.ndim == 3 else x for x in (q, k, v))
-        return attention(q, k, v, "NHD", attn_mask=mask, **options).flatten(2).flatten(0, 1)
+        if cu_seqlens_q is not None or cu_seqlens_kv is not None:
+            if cu_seqlens_q is None or cu_seqlens_kv is None:
+                raise ValueError("cu_seqlens_q and cu_seqlens_kv are needed together; got one of them")
+            cu_q, cu_k = int32_array(cu_seqlens_q, "cu_seqlens_q"), int32_array(cu_seqlens_kv, "cu_seqlens_kv")
+            whole = len(q) == 1 and cu_q.tolist() == [0, q.shape[1]] and cu_k.tolist() == [0, k.shape[1]]
+            if not whole:
+                if attn_mask is not None:
+                    raise ValueError("cu_seqlens_q and attn_mask both say which keys are valid; pass one of them")
+                return self._packed(q, k, v, cu_q, cu_k, max_seqlen_q, max_seqlen_kv, options)
+        if attn_mask is not None:  # aligned at the last dimensions, as torch does it
+            attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
+        return attention(q, k, v, "NHD", attn_mask=attn_mask, **options).flatten(2).flatten(0, 1)
+
+    @staticmethod
+    def _packed(q, k, v, cu_q, cu_k, max_seqlen_q, max_seqlen_kv, options) -> torch.Tensor:
+        batch = len(q)
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        rows, keys = (int(cu[-1]) if len(cu) else 0 for cu in (cu_q, cu_k))
+        if rows > len(q) or keys > len(k) or (batch > 1 and (rows, keys) != (len(q), len(k))):
+            raise ValueError(f"cu_seqlens_q and cu_seqlens_kv must end at the number of rows, {len(q)} and {len(k)}, or before it with one batch "
+                             f"entry; got {cu_q[:8].tolist()} and {cu_k[:8].tolist()} with {batch}")  # fmt: skip
+        out = attention_varlen(q[:rows], k[:keys], v[:keys], cu_q, cu_k, max_seqlen_q, max_seqlen_kv, **options).flatten(1)
+        return out if rows == len(q) else torch.nn.functional.pad(out, (0, 0, 0, len(q) - rows))
 
     def apply_with_lse(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None) -> Any:
         """As `apply`, and lse [B * L, H]."""
@@ -71,10 +103,12 @@ def register(name: str = "vcattn", recipe: str = "auto") -> None:
 
     Raises
     ------
-    ValueError
-        If there is no such recipe.
+    ValueError, TypeError
+        If there is no such recipe, or LightX2V has a type of that name itself.
     """
-    _abi.options(recipe)
+    check_recipe(recipe)
+    if name in ATTN_WEIGHT_REGISTER and ATTN_WEIGHT_REGISTER[name].__module__ != __name__:
+        raise ValueError(f"name must not be one of the types that LightX2V has itself; got {name!r}; choose another")
     ATTN_WEIGHT_REGISTER[name] = type("VcattnWeight", (VcattnWeight,), {"recipe": recipe})
 
 

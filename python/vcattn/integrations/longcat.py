@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
-
-import torch
 
 from vcattn import _stats
 from vcattn._abi import UnsupportedError
 from vcattn._attention import attention
+from vcattn._core import check_recipe
+from vcattn.integrations._host import check_parameters, needed
+
+with needed("longcat", "pip install torch"):
+    import torch
 
 # Of _process_attn behind its wrapper for context parallelism.
 PARAMETERS = ("self", "query", "key", "value", "shape")
@@ -33,18 +35,18 @@ def enable(model: Any, recipe: str = "auto") -> None:
     ------
     UnsupportedError
         If there is no such method, or with other parameters.
+    ValueError, TypeError
+        If there is no such recipe.
     """
+    check_recipe(recipe)
     classes = _classes(model)
     if not classes:
         raise UnsupportedError(f"longcat.enable needs a model with attention modules that have _process_attn; got {model!r:.80}")
     disable(model)
     for cls in classes:
-        original = cls._process_attn
-        found = tuple(inspect.signature(original).parameters)
-        if found != PARAMETERS:
-            raise UnsupportedError(f"_process_attn must have the parameters {', '.join(PARAMETERS)}; got {', '.join(found)}; use a release of "
-                                   "vcattn that knows this version of LongCat-Video")  # fmt: skip
-        cls._process_attn = _make(recipe, original)
+        check_parameters(cls._process_attn, "_process_attn", PARAMETERS, "LongCat-Video")
+    for cls in classes:
+        cls._process_attn = _make(recipe, cls._process_attn)
 
 
 def disable(model: Any) -> None:

@@ -6,16 +6,17 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from vcattn import _stats
-from vcattn._abi import UnsupportedError
 from vcattn._attention import attention
+from vcattn._core import check_recipe
+from vcattn.integrations._host import check_parameters, needed
+
+with needed("wan", "pip install torch"):
+    import torch
 
 # Parameters of wan.modules.attention.flash_attention that the replacement was written for.
 PARAMETERS = ("q", "k", "v", "q_lens", "k_lens", "dropout_p", "softmax_scale", "q_scale", "causal", "window_size", "deterministic", "dtype", "version")
@@ -28,7 +29,8 @@ def make(recipe: str, original: Callable[..., Any]) -> Callable[..., Any]:
                         version: int | None = None) -> torch.Tensor:  # fmt: skip
         """q [B, Lq, H, D], k and v [B, Lk, Hkv, D]. Self-attention is served; q and k may be FP32 and v BF16."""
         reason = ("cross-attention" if q.shape[1] != k.shape[1] else "dropout" if dropout_p > 0 else
-                  "window" if tuple(window_size) != (-1, -1) else "query lengths" if q_lens is not None else None)  # fmt: skip
+                  "window" if tuple(window_size) != (-1, -1) else "query lengths" if q_lens is not None else
+                  "causal with key lengths" if causal and k_lens is not None else None)  # fmt: skip
         if reason:
             _stats.count("bypass", f"wan: {reason}")
             return original(q, k, v, q_lens, k_lens, dropout_p, softmax_scale, q_scale, causal, window_size, deterministic, dtype, version)
@@ -51,17 +53,20 @@ def enable(recipe: str = "auto") -> None:
     ------
     UnsupportedError
         If its parameters are not those that this was written for.
+    ValueError, TypeError
+        If there is no such recipe.
+    ImportError
+        If there is no package ``wan``.
     """
+    check_recipe(recipe)
+    with needed("wan", "put a checkout of github.com/Wan-Video/Wan2.2 (or Wan2.1) and what it requires on the path of Python"):
+        import wan.modules.attention as home
     disable()
-    import wan.modules.attention as home
-
-    found = tuple(inspect.signature(home.flash_attention).parameters)
-    if found != PARAMETERS:
-        raise UnsupportedError(f"wan.modules.attention.flash_attention must have the parameters {', '.join(PARAMETERS)}; got {', '.join(found)}; "
-                               "use a release of vcattn that knows this version of Wan")  # fmt: skip
-    replacement = make(recipe, home.flash_attention)
+    check_parameters(home.flash_attention, "wan.modules.attention.flash_attention", PARAMETERS, "Wan")
+    original, replacement = home.flash_attention, make(recipe, home.flash_attention)
     for module in _holders():
-        module.flash_attention = replacement
+        if module.flash_attention is original:  # else it is another function of that name
+            module.flash_attention = replacement
 
 
 def disable() -> None:

@@ -13,11 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from xfuser.core.distributed.attention_backend import ATTENTION_FUNCTION_REGISTRY
-
 from vcattn import _stats
+from vcattn._abi import UnsupportedError
 from vcattn._attention import attention
+from vcattn._core import check_recipe
+from vcattn.integrations._host import needed
+
+with needed("xdit", "pip install torch xfuser"):
+    import torch
+    from xfuser.core.distributed.attention_backend import ATTENTION_FUNCTION_REGISTRY
+
+# What else xDiT passes: the same key padding as attn_mask in another form, and settings of block-sparse attention, which Wan's models pass to
+# every backend and which those that are not sparse ignore.
+_PACKED_KEYS = {"indices_k", "cu_seqlens_k", "max_seqlen_k"}
+_OF_SPARSE_BACKENDS = {"thw", "encoder_sequence_length", "spargeattn_simthreshold", "spargeattn_cdfthreshold", "spargeattn_reorder_sequence",
+                       "use_spargeattn_static_block_mask"}  # fmt: skip
 
 
 def make(recipe: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +42,12 @@ def make(recipe: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if reason:
             _stats.count("bypass", f"xdit: {reason}")
             return original(query, key, value, dropout_p, is_causal, attention_kwargs)
+        unknown = sorted(name for name in options.keys() - _PACKED_KEYS - _OF_SPARSE_BACKENDS if options[name] is not None)
+        if unknown:
+            raise UnsupportedError(f"attention_kwargs must be among attn_mask, {', '.join(sorted(_PACKED_KEYS))}; got {', '.join(unknown)} as well, "
+                                   "which vcattn does not know; choose another backend for this model")  # fmt: skip
+        if mask is not None:  # aligned at the last dimensions, as torch does it
+            mask = mask[(None,) * (4 - mask.ndim)]
         return attention(query, key, value, "HND", is_causal, return_lse=True, recipe=recipe, attn_mask=mask)
 
     vcattn_attention.original = original  # type: ignore[attr-defined]
@@ -39,7 +55,14 @@ def make(recipe: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def use(backend: Any, recipe: str = "auto") -> None:
-    """Serves xDiT's `backend` (a member of AttentionBackendType); what is bypassed goes to what was there. `restore` undoes it."""
+    """Serves xDiT's `backend` (a member of AttentionBackendType); what is bypassed goes to what was there. `restore` undoes it.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If xDiT has not registered the backend, or there is no such recipe.
+    """
+    check_recipe(recipe)
     if backend not in ATTENTION_FUNCTION_REGISTRY:
         raise ValueError(f"backend must be one that xDiT has registered here; got {backend!r}")
     restore(backend)

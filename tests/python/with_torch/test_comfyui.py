@@ -138,7 +138,10 @@ def test_bypass(host):
         for arguments, options in (((q, k[:, :, :7], v[:, :, :7]), {}), ((q, k, v), {"low_precision_attention": False})):
             got = function(*arguments, 2, skip_reshape=True, **options, **with_override(make_override()))
             assert torch.equal(got, function(*arguments, 2, skip_reshape=True))
-        assert vcattn.stats()["bypass"] == {"comfyui: cross-attention": 1, "comfyui: low_precision_attention=False": 1}
+        trained = q.clone().requires_grad_()
+        function(trained, k, v, 2, skip_reshape=True, **with_override(make_override())).sum().backward()
+        assert trained.grad is not None
+        assert vcattn.stats()["bypass"] == {f"comfyui: {reason}": 1 for reason in ("cross-attention", "low_precision_attention=False", "gradient")}
         function(q, k, v, 2, skip_reshape=True)  # as text encoders call it
         assert vcattn.stats()["served"] == {}
 
@@ -203,6 +206,8 @@ def test_node_folder():
     assert node.NODE_DISPLAY_NAME_MAPPINGS.keys() == node.NODE_CLASS_MAPPINGS.keys()
     with pytest.raises(ValueError, match="vc9"):
         make_override(recipe="vc9")
+    with pytest.raises(ValueError, match="policy must be one of"):
+        make_override(grouping="sometimes")
 
 
 if REAL:  # its own classes

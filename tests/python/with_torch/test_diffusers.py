@@ -2,6 +2,8 @@
 
 import gc
 import os
+import threading
+import types
 import warnings
 import weakref
 
@@ -112,6 +114,14 @@ def test_backend_is_an_enumeration_member():
     assert torch.equal(out, vcattn.attention(q, q, q, "NHD"))
     with pytest.raises(ValueError, match="lower case"):
         integration.register("VCATTN")
+    for name in ("native", "_native_cudnn"):
+        with pytest.raises(ValueError, match=f"must not be one of the backends that diffusers has itself; got '{name}'"):
+            integration.register(name)
+    with pytest.raises(ValueError, match="vc9"):
+        integration.register("vcattn_vc9", recipe="vc9")
+    with pytest.raises(TypeError, match="recipe must be a string .*; got NoneType"):
+        integration.register("vcattn_vc9", recipe=None)
+    assert "vcattn_vc9" not in list(attention_dispatch.AttentionBackendName)
 
 
 def test_arguments_are_handled_or_passed_on():
@@ -232,11 +242,14 @@ def test_session_leaves_nothing_behind():
         states = [weakref.ref(state) for state in session._states.values()]
         raise KeyError
     gc.collect()
-    assert integration._active == [] and len(states) == 1 and states[0]() is None
+    assert integration._open == [] and len(states) == 1 and states[0]() is None
     assert "step" not in vars(pipe.scheduler) and "set_timesteps" not in vars(pipe.scheduler)
     assert "cache_context" not in vars(pipe.transformer)
     assert not any(module._forward_pre_hooks for module in pipe.transformer.modules())
     generate(pipe, 1)
+    pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+    integration._enter_model(session, 0)  # as a graph may do that was compiled meanwhile
+    assert "step" not in vars(pipe.scheduler)
 
 
 def test_session_survives_a_failed_forward_and_a_new_resolution():
@@ -245,7 +258,7 @@ def test_session_survives_a_failed_forward_and_a_new_resolution():
     with vcattn.session(pipe, 2) as session:
         with pytest.raises(RuntimeError):
             generate(pipe, 2, prompt_embeds=torch.randn(1, 7, 15))
-        assert session._model is None
+        assert integration._place.get() is None
         first = generate(pipe, 2)
         generate(pipe, 2, size=160)
         assert torch.equal(generate(pipe, 2), first)
@@ -280,6 +293,17 @@ def test_session_recipe_and_refusals():
     with vcattn.session(pipe, 1, recipe="vc8", policy="never"):
         generate(pipe, 1)
     assert vcattn.stats()["served"] == {"vc8": 2 * LAYERS}
+    for steps, error in ((0, ValueError), (-1, ValueError), ("4", TypeError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"num_inference_steps must be .*got {steps!r}"), vcattn.session(pipe, steps):
+            pass
+    with pytest.raises(ValueError, match="vc9"), vcattn.session(pipe, 1, recipe="vc9"):
+        pass
+    with pytest.raises(TypeError, match="recipe must be a string"), vcattn.session(pipe, 1, recipe=8):
+        pass
+    pipe.scheduler = None
+    with pytest.raises(ValueError, match="with a scheduler, whose steps it counts; got WanPipeline with scheduler NoneType"), vcattn.session(pipe, 1):
+        pass
+    assert integration._open == []
     with pytest.raises(ValueError, match="policy must be one of"), vcattn.session(pipe, 1, policy="x"):
         pass
     with pytest.raises(ValueError, match="a pipeline with a transformer"), vcattn.session(object(), 1):
@@ -294,3 +318,235 @@ def test_compile_fullgraph_of_the_real_class():
         got = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs, return_dict=False)[0]
     assert torch.allclose(got, expected, atol=1e-4)
     assert vcattn.stats()["served"] == {"auto": 2 * LAYERS}
+
+
+# --- Whose session, and whether there is one ------------------------------------------------------------------------------------------
+
+
+def with_recipe(recipe, **changes):
+    """A pipeline whose model uses a backend with this recipe."""
+    integration.register(f"vcattn_{recipe}", recipe=recipe)
+    pipe = wan_pipeline(**changes)
+    pipe.transformer.set_attention_backend(f"vcattn_{recipe}")
+    return pipe
+
+
+def test_session_keeps_the_recipe_of_the_backend():
+    pipe = with_recipe("vc8", transformer_2=wan_transformer(), boundary_ratio=0.6)
+    integration.register("vcattn_fp8", recipe="fp8")
+    pipe.transformer_2.set_attention_backend("vcattn_fp8")
+    with vcattn.session(pipe, 6) as session:
+        generate(pipe, 6)
+        assert session.recipe is None and {key[0] for key in session.keys()} == {0, 1}
+    served = vcattn.stats()["served"]
+    assert served.keys() == {"vc8", "fp8"} and sum(served.values()) == 6 * 2 * LAYERS
+
+
+def alone(pipe, steps, **options):
+    """What a session of one pipeline gives, with nothing else open."""
+    with vcattn.session(pipe, steps, **options):
+        return generate(pipe, steps)
+
+
+def test_nested_sessions_belong_to_their_models(recorded):
+    outer, inner, other = with_recipe("vc8"), with_recipe("vc8s"), with_recipe("fp8")
+    expected = alone(outer, 4), alone(inner, 2, recipe="sage2")
+    vcattn.reset_stats()
+    recorded.clear()
+    with vcattn.session(outer, 4) as first, vcattn.session(inner, 2, recipe="sage2") as second:
+        assert torch.equal(generate(outer, 4), expected[0]) and torch.equal(generate(inner, 2), expected[1])
+        assert (first.step, second.step) == (4, 2) and first.keys() == second.keys() != []
+        states = {id(state) for session in (first, second) for state in session._states.values()}
+        assert {call[0] for call in recorded} == states and len(states) == 2
+        generate(other, 1)  # has no session: its own recipe, and no state
+        with pytest.raises(RuntimeError):
+            generate(inner, 2, prompt_embeds=torch.randn(1, 7, 15))
+        assert torch.equal(generate(outer, 4), expected[0])
+    assert vcattn.stats()["served"] == {"vc8": 2 * 4 * 2 * LAYERS, "sage2": 2 * 2 * LAYERS, "fp8": 2 * LAYERS}
+    assert len(recorded) == (2 * 4 + 2) * 2 * LAYERS
+
+
+def test_a_backend_of_its_own_asks_the_session():
+    """As one does that emulates a recipe; another session's models are not its own."""
+    asked = []
+
+    def asking(query, key, value):
+        asked.append([session.state(query) is not None for session in (first, second)])
+        return torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (query, key, value))).transpose(1, 2)
+
+    integration.add_backend("asking", asking)
+    pipes = wan_pipeline(), wan_pipeline()
+    for pipe in pipes:
+        pipe.transformer.set_attention_backend("asking")
+    with vcattn.session(pipes[0], 1) as first, vcattn.session(pipes[1], 1) as second:
+        for pipe in pipes:
+            generate(pipe, 1)
+    calls = 2 * 2 * LAYERS  # cross-attention as well
+    assert asked == [[True, False]] * calls + [[False, True]] * calls
+
+
+def test_sessions_left_in_the_order_of_their_opening():
+    first, second = with_recipe("vc8"), with_recipe("vc8s")
+    expected = alone(second, 2)
+    sessions = [vcattn.session(pipe, 2) for pipe in (first, second)]
+    for session in sessions:
+        session.__enter__()
+    generate(first, 2)
+    sessions[0].__exit__(None, None, None)
+    assert torch.equal(generate(second, 2), expected)
+    sessions[1].__exit__(None, None, None)
+    assert integration._open == [] and not any("step" in vars(pipe.scheduler) for pipe in (first, second))
+
+
+def test_sessions_in_threads(recorded):
+    pipes = [with_recipe("vc8"), with_recipe("vc8s")]
+    expected = [alone(pipe, 3) for pipe in pipes]
+    vcattn.reset_stats()
+    together, results = threading.Barrier(len(pipes), timeout=60), [None] * len(pipes)
+
+    def work(i):
+        with vcattn.session(pipes[i], 3):
+            together.wait()
+            step = pipes[i].scheduler.step
+
+            def in_turns(*args, **kwargs):  # so that neither is through before the other begins
+                together.wait()
+                return step(*args, **kwargs)
+
+            pipes[i].scheduler.step = in_turns
+            results[i] = generate(pipes[i], 3)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(pipes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(got, want) for got, want in zip(results, expected))
+    assert vcattn.stats()["served"] == {"vc8": 3 * 2 * LAYERS, "vc8s": 3 * 2 * LAYERS}
+
+
+def test_one_session_for_a_model_and_a_scheduler():
+    pipe = with_recipe("vc8")
+    twin, sharing = wan_pipeline(transformer=pipe.transformer), wan_pipeline(scheduler=pipe.scheduler)
+    sharing.transformer.set_attention_backend("vcattn")
+    with vcattn.session(pipe, 2):
+        compiled = types.SimpleNamespace(transformer=torch.compile(pipe.transformer), scheduler=FlowMatchEulerDiscreteScheduler())
+        for other in (pipe, twin, compiled):
+            with pytest.raises(ValueError, match="a model can be in one session at a time; got transformer"), vcattn.session(other, 2):
+                pass
+        with pytest.raises(ValueError, match="a scheduler can be in one session at a time"), vcattn.session(sharing, 2):
+            pass
+        generate(pipe, 2)  # still counted
+        assert len(integration._open) == 1
+    assert vcattn.stats()["served"] == {"vc8": 2 * 2 * LAYERS}
+    assert "step" not in vars(pipe.scheduler) and not any(module._forward_pre_hooks for module in pipe.transformer.modules())
+    alone(sharing, 1)
+
+
+def test_an_interrupt_leaves_no_session(monkeypatch, recorded):
+    """torch calls no hook after it, so that the layer is never left."""
+    pipe, other = with_recipe("vc8"), with_recipe("vc8s")
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), vcattn.session(pipe, 2), monkeypatch.context() as patch:
+        patch.setattr(integration, "attention", interrupt)
+        generate(pipe, 2)
+    assert integration._place.get() is not None
+    third = with_recipe("fp8")
+    recorded.clear()
+    with vcattn.session(third, 1):
+        generate(other, 1)
+        assert recorded == []
+        generate(third, 1)
+    assert vcattn.stats()["served"] == {"vc8s": 2 * LAYERS, "fp8": 2 * LAYERS}
+
+
+def test_session_without_a_backend_of_vcattn():
+    pipe = wan_pipeline()
+    with pytest.raises(ValueError, match="needs a transformer that uses a backend of vcattn; got native"), vcattn.session(pipe, 1):
+        pass
+    pipe.transformer.set_attention_backend("_native_math")
+    with pytest.raises(ValueError, match="got _native_math; call pipe.transformer.set_attention_backend"), vcattn.session(pipe, 1):
+        pass
+    pipe.transformer.reset_attention_backend()
+    with attention_dispatch.attention_backend("vcattn"):  # the active one is used where none is set
+        alone(pipe, 1)
+    assert vcattn.stats()["served"] == {"auto": 2 * LAYERS}
+
+
+def test_session_that_serves_nothing_says_so():
+    pipe = with_recipe("vc8", transformer_2=wan_transformer(), boundary_ratio=0.6)
+    with pytest.warns(RuntimeWarning, match="none of transformer, transformer_2 ran inside"), vcattn.session(pipe, 1):
+        pass
+    pipe.transformer_2.set_attention_backend("native")
+    with pytest.warns(RuntimeWarning, match="session: transformer_2 ran inside, but no self-attention") as told:
+        alone(pipe, 6)
+    assert told[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="session: transformer ran inside"), vcattn.session(pipe, 1):
+        pipe.transformer(**wan_inputs())  # with a gradient, which native attention has
+    with pytest.raises(KeyError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with vcattn.session(pipe, 1):
+            raise KeyError  # which says enough
+
+
+def test_more_steps_than_announced():
+    pipe = with_recipe("vc8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with vcattn.session(pipe, 2):
+            generate(pipe, 2)
+            generate(pipe, 2)  # starts anew
+            generate(pipe, 1)
+    with pytest.warns(RuntimeWarning, match="given num_inference_steps=2, and another step began") as told, vcattn.session(pipe, 2) as session:
+        generate(pipe, 4)
+        assert session.step == 4
+    assert len([warning for warning in told if "another step" in str(warning.message)]) == 1
+
+
+def test_another_scheduler_inside_a_session(recorded):
+    pipe, first = with_recipe("vc8"), FlowMatchEulerDiscreteScheduler()
+    pipe.scheduler = first
+    expected = alone(pipe, 3)
+    recorded.clear()
+    with vcattn.session(pipe, 3) as session:
+        generate(pipe, 2)
+        pipe.scheduler = FlowMatchEulerDiscreteScheduler()
+        assert torch.equal(generate(pipe, 3), expected) and session.step == 3
+        assert "step" not in vars(first) and "step" in vars(pipe.scheduler)
+    assert sorted({call[1] for call in recorded[2 * 2 * LAYERS :]}) == [0, 1, 2]
+    assert "step" not in vars(pipe.scheduler) and "set_timesteps" not in vars(pipe.scheduler)
+
+
+def compile_blocks(pipe):
+    for block in pipe.transformer.blocks:
+        block.compile(backend="aot_eager")
+
+
+def compile_in_place(pipe):
+    pipe.transformer.compile(backend="aot_eager")
+
+
+def wrap_compiled(pipe):
+    pipe.transformer = torch.compile(pipe.transformer, backend="aot_eager")
+
+
+@pytest.mark.parametrize("compiled", [compile_blocks, compile_in_place, wrap_compiled])
+def test_sessions_of_compiled_models(compiled, recorded):
+    torch.compiler.reset()
+    pipe, other = with_recipe("vc8"), with_recipe("vc8s")
+    expected, places = alone(pipe, 3), [call[1:] for call in recorded]
+    compiled(pipe)
+    before = generate(pipe, 1)
+    vcattn.reset_stats()
+    for _ in range(2):
+        recorded.clear()
+        with vcattn.session(other, 1), vcattn.session(pipe, 3) as session:
+            assert relative_error(generate(pipe, 3), expected) < 1e-4
+            assert [call[1:] for call in recorded] == places and session.step == 3
+            generate(other, 1)
+    assert vcattn.stats()["served"] == {"vc8": 2 * 3 * 2 * LAYERS, "vc8s": 2 * 2 * LAYERS}
+    recorded.clear()
+    assert torch.equal(generate(pipe, 1), before) and recorded == []
