@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import numbers
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 from vcattn import _stats
 from vcattn._attention import attention
 from vcattn._core import check_recipe
-from vcattn.grouping import GroupingState, StepState
+from vcattn.grouping import GroupingState, StepState, check_whole
 from vcattn.integrations._host import needed
 
 with needed("diffusers", "pip install torch 'diffusers>=0.36'"):
@@ -46,8 +45,8 @@ def _bypass_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def _forward(recipe: str, query, key, value, attn_mask, is_causal, scale, return_lse, grouped=True) -> Any:
-    if getattr(attn_mask, "ndim", None) == 3:
-        attn_mask = attn_mask[:, None]
+    if getattr(attn_mask, "ndim", None) in (2, 3):  # [B, Sk] or [B, Sq, Sk], as diffusers has them
+        attn_mask = attn_mask[:, None, None] if attn_mask.ndim == 2 else attn_mask[:, None]
     arguments = (query, key, value, "NHD", is_causal, scale, return_lse)
     options = {"attn_mask": attn_mask, "fallback": "error" if return_lse else "sdpa"}
     if _open:  # so that a graph that is compiled without sessions is one
@@ -445,9 +444,7 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str | None = None, p
 
     Models may be compiled, as a whole or by blocks. While a session is open, attention is not part of a graph: do without ``fullgraph``.
     """
-    if isinstance(num_inference_steps, bool) or not isinstance(num_inference_steps, numbers.Integral):
-        raise TypeError(f"num_inference_steps must be an integer; got {num_inference_steps!r} of type {type(num_inference_steps).__name__}")
-    num_inference_steps = int(num_inference_steps)
+    num_inference_steps = check_whole(num_inference_steps, "num_inference_steps")
     if num_inference_steps < 1:
         raise ValueError(f"num_inference_steps must be at least 1; got {num_inference_steps}")
     if recipe is not None:
