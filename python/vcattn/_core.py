@@ -34,14 +34,15 @@ def check_switch(value: object, name: str) -> None:
         raise TypeError(f"{name} must be True or False; got {type(value).__name__}")
 
 
-def check_recipe(recipe: Any) -> _abi.Options:
-    """The options of a recipe; for hosts that are told one long before the first call. Errors: ValueError, TypeError."""
+def check_recipe(recipe: Any) -> None:
+    """For hosts that are told a recipe long before the first call. Errors: ValueError, TypeError."""
+    check_types(recipe)
+    _abi.options(recipe)
+
+
+def check_types(recipe: object, is_causal: object = False, sm_scale: Any = None) -> None:
     if not isinstance(recipe, str):
         raise TypeError(f"recipe must be a string such as 'vc8s' or 'vc8s,block=64'; got {type(recipe).__name__}")
-    return _abi.options(recipe)
-
-
-def check_options(is_causal: object, sm_scale: Any) -> None:
     check_switch(is_causal, "is_causal")
     if sm_scale is not None and (isinstance(sm_scale, (bool, np.bool_)) or not hasattr(sm_scale, "__float__")):
         raise TypeError(f"sm_scale must be a number or None; got {type(sm_scale).__name__}")
@@ -73,9 +74,9 @@ class Request:
                  state: StepState | None = None):  # fmt: skip
         if layout != "packed":
             check_choice(layout, "tensor_layout", _tensors.LAYOUTS)
-        check_options(is_causal, sm_scale)
+        check_types(recipe, is_causal, sm_scale)
         self.q, self.layout, self.recipe = q, layout, recipe
-        self.options = check_recipe(recipe)
+        self.options = _abi.options(recipe)
         views = _tensors.view(q, "q", layout), _tensors.view(k, "k", layout), _tensors.view(v, "v", layout)
         if not type(q) is type(k) is type(v) or attn_mask is not None:
             check_kinds(q, k=k, v=v, attn_mask=attn_mask)

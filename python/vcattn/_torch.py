@@ -166,8 +166,7 @@ def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mas
     if not _torch_must_see(q, k, v):
         out, lse = _compute(q, k, v, out, layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse)
         return (out, lse) if return_lse else out
-    _core.check_recipe(recipe)
-    _core.check_options(is_causal, sm_scale)
+    _core.check_types(recipe, is_causal, sm_scale)
     _core.check_kinds(q, k=k, v=v, attn_mask=attn_mask, out=out)
     if state is not None:
         _core.check_state(state, is_causal)
@@ -184,8 +183,7 @@ def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     _check_transforms(q, k, v)
     arguments = (max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse)
     if _torch_must_see(q, k, v):
-        _core.check_recipe(recipe)
-        _core.check_options(is_causal, sm_scale)
+        _core.check_types(recipe, is_causal, sm_scale)
         _core.check_kinds(q, k=k, v=v)
         out, lse = torch.ops.vcattn.attention_varlen(q, k, v, _as_tensor(cu_seqlens_q), _as_tensor(cu_seqlens_k), *arguments)
     else:
