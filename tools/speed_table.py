@@ -20,7 +20,8 @@ NAMES = {
     "sage2_kernel": "SageAttention2, kernel", "sage2_with_quantisation": "SageAttention2, complete call",
 }
 STAGE_NAMES = {
-    "copy": "copy, device to device", "group": "grouping, warm", "unfused matmul": "unfused in PyTorch, eager, Hadamard by FP32 product",
+    "copy": "copy, device to device", "group": "grouping, warm, 64 clusters", "group automatic": "grouping, warm, as many clusters as the library chooses",
+    "unfused matmul": "unfused in PyTorch, eager, Hadamard by FP32 product",
     "unfused butterflies": "the same, Hadamard by butterflies", "unfused compiled": "the faster one by `torch.compile`",
 }
 PREPARE, ATTENTION, ROPE, REGROUPED = "prepare ", "attention ", " rope", " regrouped"

@@ -115,6 +115,7 @@ _STATUS_FUNCTIONS = {
 }  # fmt: skip
 
 
+@functools.cache
 def library_path() -> Path:
     """The library that is loaded: what `VCATTN_LIBRARY` names, or the one inside the package."""
     named = os.environ.get("VCATTN_LIBRARY")

@@ -176,6 +176,10 @@ def prepare(
     >>> bool((vcattn.attention_prepared(prepared) == vcattn.attention(q, q, q)).all())
     True
     """
+    if _tensors.is_torch(q):
+        from vcattn import _torch
+
+        _torch.check_transforms(q, k, v)
     return Prepared(Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                             seqused_k=seqused_k, state=state))  # fmt: skip
 
@@ -214,6 +218,10 @@ def supports(q: _Tensor, k: _Tensor, v: _Tensor, *args: Any, **options: Any) -> 
 def _supports(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *, recipe="auto", attn_mask=None,
               seqused_k=None, state=None, out=None, fallback="error") -> tuple[bool, str]:  # fmt: skip
     _check_outcome(return_lse, fallback, q)
+    if _tensors.is_torch(q):
+        from vcattn import _torch
+
+        _torch.check_transforms(q, k, v)
     request = Request(q, k, v, tensor_layout, is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, attn_mask=attn_mask,
                       seqused_k=seqused_k, state=state)  # fmt: skip
     if out is not None:

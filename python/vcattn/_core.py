@@ -11,7 +11,7 @@ import numpy as np
 
 from vcattn import _abi, _masks, _stats, _tensors
 from vcattn._device import Buffer, Device
-from vcattn.grouping import StepState
+from vcattn.grouping import StepState, check_whole
 
 FALLBACKS = ("error", "sdpa")
 
@@ -106,6 +106,8 @@ class Request:
 
     def _set_array(self, name: str, values: Any) -> None:
         values = _tensors.int32_array(values, name)
+        if not values.size:  # which the library takes for none
+            raise ValueError(f"{name} must not be empty, since there is a batch entry at least; got no number; pass None for no lengths")
         self._alive.append(values)
         setattr(self.problem, name, values.__array_interface__["data"][0] if values.size else None)
         setattr(self.problem, f"{name}_count", values.size)
@@ -208,10 +210,20 @@ def check_out(out: Any, q: Any, device: Device) -> None:
     if isinstance(out, np.ndarray) and not out.flags.writeable:
         raise ValueError("out must be writeable; got a read-only array")
     shape, strides = out.shape, _tensors.pointer_and_strides(out, "out")[1]
-    if 0 not in shape and any(size > 1 and stride == 0 for size, stride in zip(shape, strides)):
+    if _overlaps_itself(shape, strides):
         raise ValueError(f"out must not overlap itself; got strides {list(strides)} for shape {list(shape)}; pass a tensor of its own")
     if _tensors.is_torch(out) and out.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise ValueError("out must not require a gradient, since attention has none; got one that does; detach() it")
+
+
+def _overlaps_itself(shape: Any, strides: Any) -> bool:
+    """Whether a dimension steps over less than what those with smaller strides span; such tensors without an overlap are very odd ones."""
+    span = 0
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape) if size > 1):
+        if stride <= span:
+            return 0 not in shape
+        span += (size - 1) * stride
+    return False
 
 
 def clear_masked_rows(masked_rows: Any, layout: str, out: Any, lse: Any) -> None:
@@ -236,7 +248,7 @@ def varlen_request(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
     for name, values, longest in (("q", cu_seqlens_q, max_seqlen_q), ("k", cu_seqlens_k, max_seqlen_k)):
         cu = cu_seqlens[f"cu_seqlens_{name}"] = _tensors.int32_array(values, f"cu_seqlens_{name}")
         found = int((cu[1:] - cu[:-1]).max(initial=0))
-        if longest is not None and found > longest:
+        if longest is not None and found > check_whole(longest, f"max_seqlen_{name}"):
             raise ValueError(f"max_seqlen_{name} must be at least the longest sequence of cu_seqlens_{name}, {found}; got {longest}")
     return Request(q, k, v, "packed", is_causal=is_causal, sm_scale=sm_scale, recipe=recipe, **cu_seqlens)
 

@@ -10,6 +10,7 @@ from vcattn import _abi
 from vcattn._device import check_readable
 from vcattn._tensors import check_tensor, device_of, dtype_name, is_torch
 
+_DTYPES = ("bool", "float16", "bfloat16", "float32", "float64")
 _WAY_OUT = ("only key padding is supported, where every query sees the first n keys of its batch entry, or none; pass seqused_k for such "
             "lengths, or use another attention for other masks")  # fmt: skip
 
@@ -55,8 +56,10 @@ def expand_mask(mask: Any, batch: int, num_heads: int, seqlen_q: int, seqlen_kv:
     if of_batch and batch == seqlen_q > 1:
         raise ValueError(f"attn_mask {list(shape)} may be [B, Sk] or [Sq, Sk], since B = Sq here; pass attn_mask[:, None, None] for [B, Sk], or "
                          "attn_mask[None, None] for [Sq, Sk]")  # fmt: skip
-    if not (dtype_name(mask) == "bool" or (mask.dtype.is_floating_point if is_torch(mask) else mask.dtype.kind == "f")):
-        raise ValueError(f"attn_mask must be boolean or floating point; got {mask.dtype}")
+    if dtype_name(mask) not in _DTYPES:
+        raise ValueError(f"attn_mask must be {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}; got {dtype_name(mask)}; convert it")
+    if is_torch(mask) and str(mask.layout) != "torch.strided":
+        raise ValueError(f"attn_mask must be dense; got layout {mask.layout}; to_dense() it")
     mask = mask[:, None, None] if of_batch else mask[(None,) * (4 - mask.ndim)]
     if mask.ndim != 4 or any(have not in (1, want) for have, want in zip(mask.shape, full)):
         raise ValueError(f"attn_mask must be [B, Sk] or broadcastable to [B, H, Sq, Sk] = {list(full)}; got {list(shape)}")

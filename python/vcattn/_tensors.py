@@ -56,10 +56,14 @@ def check_tensor(x: object, name: str) -> None:
         raise TypeError(f"{name} must be a numpy array or a torch tensor; got {type(x).__name__}")
 
 
+def check_sign(x: Any, name: str) -> None:
+    if x.is_neg():  # its memory holds the numbers with the other sign
+        raise ValueError(f"{name} must not be a lazily negated view; got one, as of the imaginary part of a conjugate; resolve_neg() it")
+
+
 def pointer_and_strides(x: Any, name: str) -> tuple[int, tuple[int, ...]]:
     if is_torch(x):
-        if x.is_neg():  # its memory holds the numbers with the other sign
-            raise ValueError(f"{name} must not be a lazily negated view; got one, as of the imaginary part of a conjugate; resolve_neg() it")
+        check_sign(x, name)
         try:
             return x.data_ptr(), x.stride()
         except RuntimeError as refusal:  # sparse tensors, and such as torch.func and fake modes make
@@ -111,6 +115,8 @@ def int32_array(x: Any, name: str) -> np.ndarray:
     """Whole numbers as a contiguous int32 array on the CPU; a CUDA tensor is waited for and copied, which a capture forbids."""
     if is_torch(x):
         check_readable(x, name)
+        if x.is_floating_point():
+            raise ValueError(f"{name} must be a one-dimensional array of integers; got {dtype_name(x)} with shape {tuple(x.shape)}")
         x = x.detach().cpu().numpy()
     array = np.asarray(x)
     if array.ndim != 1 or array.dtype.kind not in "iu":

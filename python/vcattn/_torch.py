@@ -150,11 +150,22 @@ def _torch_must_see(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     )  # fmt: skip
 
 
-def _check_transforms(*tensors: torch.Tensor) -> None:
+def _check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: Any) -> None:
+    """What the dispatcher of torch would take: tensors on "meta" beside others, for which it runs the fake kernel, and negated views."""
+    if q.is_meta and k.is_meta and v.is_meta:
+        return
+    for name, x in {"q": q, "k": k, "v": v, **others}.items():
+        if torch.is_tensor(x) and x.is_meta:
+            raise _abi.UnsupportedError(f"{name} must be on the CPU or a CUDA device; got meta; move it")
+        if torch.is_tensor(x):
+            _tensors.check_sign(x, name)
+
+
+def check_transforms(*tensors: torch.Tensor) -> None:
     """Refuses what torch.func and forward-mode differentiation would make of q, k and v: an operator without rules for it drops it."""
     if torch.compiler.is_compiling() or not (fwAD._current_level >= 0 or torch._C._are_functorch_transforms_active()):
         return
-    for x in tensors:
+    for x in filter(torch.is_tensor, tensors):
         if torch._C._functorch.is_batchedtensor(x):
             raise _abi.UnsupportedError("torch.vmap is not supported; make the mapped dimension part of the batch")
         if torch._C._functorch.is_gradtrackingtensor(x) or (fwAD._current_level >= 0 and fwAD.unpack_dual(x).tangent is not None):
@@ -162,7 +173,7 @@ def _check_transforms(*tensors: torch.Tensor) -> None:
 
 
 def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mask, seqused_k, state, out, fallback) -> Any:
-    _check_transforms(q, k, v)
+    check_transforms(q, k, v)
     if not _torch_must_see(q, k, v):
         out, lse = _compute(q, k, v, out, layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, state, fallback, return_lse)
         return (out, lse) if return_lse else out
@@ -170,6 +181,7 @@ def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mas
     _core.check_kinds(q, k=k, v=v, attn_mask=attn_mask, out=out)
     if state is not None:
         _core.check_state(state, is_causal)
+    _check_operands(q, k, v, attn_mask=attn_mask, seqused_k=seqused_k, out=out)
     seqused_k = None if seqused_k is None else _as_tensor(seqused_k)
     arguments = (layout, is_causal, sm_scale, recipe, attn_mask, seqused_k, 0 if state is None else state.token, fallback, return_lse)
     if out is None:
@@ -180,11 +192,12 @@ def attention(q, k, v, layout, is_causal, sm_scale, return_lse, recipe, attn_mas
 
 
 def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale, return_lse, recipe) -> Any:
-    _check_transforms(q, k, v)
+    check_transforms(q, k, v)
     arguments = (max_seqlen_q, max_seqlen_k, is_causal, sm_scale, recipe, return_lse)
     if _torch_must_see(q, k, v):
         _core.check_types(recipe, is_causal, sm_scale)
         _core.check_kinds(q, k=k, v=v)
+        _check_operands(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         out, lse = torch.ops.vcattn.attention_varlen(q, k, v, _as_tensor(cu_seqlens_q), _as_tensor(cu_seqlens_k), *arguments)
     else:
         out, lse = _compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *arguments)

@@ -92,7 +92,9 @@ class GroupingState:
         for name, value in (("total_steps", total_steps), ("refresh_interval", refresh_interval)):
             if check_whole(value, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
-        if isinstance(group_fraction, str) or not 0 <= group_fraction <= 1:
+        if not hasattr(group_fraction, "__float__"):
+            raise TypeError(f"group_fraction must be a number; got {group_fraction!r}")
+        if not 0 <= group_fraction <= 1:
             raise ValueError(f"group_fraction must lie in 0..1; got {group_fraction}")
         self.total_steps, self._policy, self._refresh_interval = total_steps, policy, refresh_interval
         self._steps_with_groups = math.ceil(group_fraction * total_steps)
@@ -101,7 +103,7 @@ class GroupingState:
 
     def at(self, step: int, *, layer: int, branch: int = 0) -> StepState:
         """The place of one call, for the keyword `state` of `attention`. `branch` tells apart CFG halves that are computed one by one."""
-        return StepState(self, check_whole(step, "step"), layer, branch)
+        return StepState(self, check_whole(step, "step"), check_whole(layer, "layer"), check_whole(branch, "branch"))
 
     def follow(self, q: Any, step: int, *, layer: int, branch: int = 0) -> StepState:
         """As `at`, for hosts that may change the resolution: what is kept for a q of another shape, dtype or device is dropped."""

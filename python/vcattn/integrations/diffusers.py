@@ -45,13 +45,21 @@ def _bypass_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 
 def _forward(recipe: str, query, key, value, attn_mask, is_causal, scale, return_lse, grouped=True) -> Any:
-    if getattr(attn_mask, "ndim", None) in (2, 3):  # [B, Sk] or [B, Sq, Sk], as diffusers has them
-        attn_mask = attn_mask[:, None, None] if attn_mask.ndim == 2 else attn_mask[:, None]
+    if getattr(attn_mask, "ndim", None) == 3:
+        attn_mask = _mask_of_heads_or_batch(attn_mask, query)
     arguments = (query, key, value, "NHD", is_causal, scale, return_lse)
     options = {"attn_mask": attn_mask, "fallback": "error" if return_lse else "sdpa"}
     if _open:  # so that a graph that is compiled without sessions is one
         return _forward_in_session(recipe, grouped and not is_causal, *arguments, **options)
     return attention(*arguments, recipe=recipe, **options)
+
+
+def _mask_of_heads_or_batch(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """[B, Sq, Sk] for the flash and sage backends of diffusers, [H, Sq, Sk] for torch, as [B|1, H|1, Sq, Sk]. query: [B, S, H, D]."""
+    batch, num_heads = query.shape[0], query.shape[2]
+    if mask.shape[0] == batch == num_heads > 1:
+        raise ValueError(f"attn_mask {list(mask.shape)} may be [B, Sq, Sk] or [H, Sq, Sk], since B = H here; pass four dimensions")
+    return mask[:, None] if mask.shape[0] == batch else mask[None]
 
 
 @torch.compiler.disable
@@ -340,8 +348,8 @@ class Session:
                                  "each pipeline its own: pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)")  # fmt: skip
             self._scheduler = scheduler
         self._scheduler_hooks.close()
-        self._scheduler_hooks.enter_context(_replaced(scheduler, "step", self._counted))
-        self._scheduler_hooks.enter_context(_replaced(scheduler, "set_timesteps", self._restarting))
+        self._scheduler_hooks.enter_context(_overridden(scheduler, "step", self._counted))
+        self._scheduler_hooks.enter_context(_overridden(scheduler, "set_timesteps", self._restarting))
         self.restart()
 
     def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -400,6 +408,28 @@ def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[Non
 
 
 @contextlib.contextmanager
+def _overridden(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces a method of one object, if it has it, by a class of its own, so that copies of it (pipelines make them) are as before."""
+    original = getattr(type(owner), name, None)
+    if original is None or name in vars(owner):
+        with _replaced(owner, name, make):
+            yield
+        return
+    made = make(getattr(owner, name))
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return made(*args, **kwargs) if self is owner else original(self, *args, **kwargs)
+
+    before = type(owner)
+    owner.__class__ = type(before.__name__, (before,), {name: method, "__module__": before.__module__, "__qualname__": before.__qualname__})
+    try:
+        yield
+    finally:
+        owner.__class__ = before
+
+
+@contextlib.contextmanager
 def session(pipe: Any, num_inference_steps: int, *, recipe: str | None = None, policy: str = "first_quarter", refresh_interval: int = 4,
             group_fraction: float = 0.25) -> Iterator[Session]:  # fmt: skip
     """Groups keys at some denoising steps and reuses the result at the others, for each layer and CFG branch.
@@ -442,7 +472,8 @@ def session(pipe: Any, num_inference_steps: int, *, recipe: str | None = None, p
     A call belongs to the session of the model that makes it. Sessions of different pipelines may be open at the same time, nested or in
     several threads; models outside them are not affected. One session is for one thread at a time.
 
-    Models may be compiled, as a whole or by blocks. While a session is open, attention is not part of a graph: do without ``fullgraph``.
+    Models may be compiled, as a whole or by blocks. While a session is open, attention is not part of a graph, of models outside it neither:
+    do without ``fullgraph``.
     """
     num_inference_steps = check_whole(num_inference_steps, "num_inference_steps")
     if num_inference_steps < 1:
