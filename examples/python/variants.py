@@ -49,6 +49,8 @@ def noise_floor(device: torch.device, backend: str) -> list[Variant]:
         return []
     if backend == "auto":
         backend = BF16_KERNELS[device.type][1]
+    if backend.startswith(("vcattn", "sage")):
+        raise ValueError(f"--noise-floor needs a backend that computes in BF16; got {backend}, which quantises")
     q = torch.zeros(1, 128, 1, 128, dtype=torch.bfloat16, device=device)
     try:
         dispatch_attention_fn(q, q, q, backend=AttentionBackendName(backend))

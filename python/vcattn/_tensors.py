@@ -56,14 +56,10 @@ def check_tensor(x: object, name: str) -> None:
         raise TypeError(f"{name} must be a numpy array or a torch tensor; got {type(x).__name__}")
 
 
-def check_sign(x: Any, name: str) -> None:
-    if x.is_neg():  # its memory holds the numbers with the other sign
-        raise ValueError(f"{name} must not be a lazily negated view; got one, as of the imaginary part of a conjugate; resolve_neg() it")
-
-
 def pointer_and_strides(x: Any, name: str) -> tuple[int, tuple[int, ...]]:
     if is_torch(x):
-        check_sign(x, name)
+        if x.is_neg():  # its memory holds the numbers with the other sign
+            raise ValueError(f"{name} must not be a lazily negated view; got one, as of the imaginary part of a conjugate; resolve_neg() it")
         try:
             return x.data_ptr(), x.stride()
         except RuntimeError as refusal:  # sparse tensors, and such as torch.func and fake modes make

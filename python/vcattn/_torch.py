@@ -151,14 +151,12 @@ def _torch_must_see(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: Any) -> None:
-    """What the dispatcher of torch would take: tensors on "meta" beside others, for which it runs the fake kernel, and negated views."""
+    """Refuses tensors on "meta" beside others, for which the dispatcher of torch would run the fake kernel."""
     if q.is_meta and k.is_meta and v.is_meta:
         return
     for name, x in {"q": q, "k": k, "v": v, **others}.items():
         if torch.is_tensor(x) and x.is_meta:
             raise _abi.UnsupportedError(f"{name} must be on the CPU or a CUDA device; got meta; move it")
-        if torch.is_tensor(x):
-            _tensors.check_sign(x, name)
 
 
 def check_transforms(*tensors: torch.Tensor) -> None:

@@ -104,7 +104,7 @@ def test_other_masks_are_refused(rng):
         assert not vcattn.supports(q, k, v, attn_mask=mask)[0]
     with pytest.raises(ValueError, match="broadcastable"):
         vcattn.attention(q, k, v, attn_mask=np.ones((2, 130), bool))
-    with pytest.raises(ValueError, match="boolean or floating point; got int64"):
+    with pytest.raises(ValueError, match="attn_mask must be bool, float16, bfloat16, float32 or float64; got int64"):
         vcattn.attention(q, k, v, attn_mask=np.ones((2, 131), np.int64))
 
 
@@ -187,6 +187,8 @@ def test_out(rng):
         vcattn.attention(q, k, v, out=q)
     with pytest.raises(ValueError, match="overlap itself"):
         vcattn.attention(q, k, v, out=np.lib.stride_tricks.as_strided(np.empty(64, np.float32), q.shape, (0, 0, 0, 4)))
+    with pytest.raises(ValueError, match="overlap itself"):  # rows over each other's halves
+        vcattn.attention(q, k, v, out=np.lib.stride_tricks.as_strided(np.empty(99999, np.float32), q.shape, (4 * 70 * 256, 70 * 256, 128, 4)))
     for bad in ([1], None.__class__, np.ma.masked_array(q)):
         with pytest.raises(TypeError, match="out must be a numpy array or a torch tensor"):
             vcattn.attention(q, k, v, out=bad)
@@ -270,6 +272,10 @@ BAD_CALLS = [
     (lambda q, k, v: vcattn.attention(q, k[:, :, :9], v), ValueError, "same shape"),
     (lambda q, k, v: vcattn.attention(q[:, :3], k, v), ValueError, "multiple of num_heads"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1]), ValueError, "seqused_k"),
+    (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=np.zeros(0, np.int32)), ValueError, "seqused_k must not be empty"),
+    (lambda q, k, v: vcattn.prepare(q, k, v, seqused_k=np.zeros(0, np.int32)), ValueError, "seqused_k must not be empty"),
+    (lambda q, k, v: vcattn.attention_varlen(q[0], k[0], v[0], *[np.zeros(0, np.int32)] * 2), ValueError, "cu_seqlens_q must not be empty"),
+    (lambda q, k, v: vcattn.attention_varlen(q[0], q[0], q[0], [0, 4], [0, 4], "4"), TypeError, "max_seqlen_q must be an integer; got '4'"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1, 132]), ValueError, "0..131; got 132"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[1.5, 2]), ValueError, "array of integers"),
     (lambda q, k, v: vcattn.attention(q, k, v, seqused_k=[2**32, 2]), ValueError, "seqused_k must hold numbers below 2\\^31; got 2 to 4294967296"),

@@ -136,9 +136,15 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="step must lie in"):
         vcattn.GroupingState(8).decide(8, layer=0)
     for call in (lambda: vcattn.GroupingState(2.5), lambda: vcattn.GroupingState("4"), lambda: vcattn.GroupingState(True),
-                 lambda: vcattn.GroupingState(8).at(1.5, layer=0), lambda: vcattn.GroupingState(8, refresh_interval=None)):  # fmt: skip
+                 lambda: vcattn.GroupingState(8).at(1.5, layer=0), lambda: vcattn.GroupingState(8, refresh_interval=None),
+                 lambda: vcattn.GroupingState(8).at(0, layer="x"), lambda: vcattn.GroupingState(8).at(0, layer=0, branch=(0, 1))):  # fmt: skip
         with pytest.raises(TypeError, match="must be an integer; got"):
             call()
+
+
+def test_a_fraction_is_a_number():
+    with pytest.raises(TypeError, match="group_fraction must be a number; got None"):
+        vcattn.GroupingState(8, group_fraction=None)
 
 
 def test_a_state_and_an_order_contradict_each_other(rng):

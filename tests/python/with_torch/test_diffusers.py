@@ -1,5 +1,6 @@
 """The backend in diffusers' own classes, with small random weights and heads of 128 channels."""
 
+import copy
 import gc
 import os
 import threading
@@ -132,7 +133,7 @@ def test_arguments_are_handled_or_passed_on():
     q = torch.randn(2, 60, 2, 64)
     keys = torch.arange(60) < torch.tensor([[60], [30]])
     expected = vcattn.attention(q, q, q, "NHD", seqused_k=torch.tensor([60, 30]))
-    for mask in (keys, keys[:, None, None], keys[:, None, :].expand(2, 60, 60)):
+    for mask in (keys, keys[:, None, None], keys[:, None, None].expand(2, 2, 60, 60)):
         assert torch.equal(call(attn_mask=mask), expected)
     assert torch.equal(call(is_causal=True, scale=0.2), vcattn.attention(q, q, q, "NHD", True, 0.2))
     out, lse = call(attention_kwargs={"return_lse": True})
@@ -140,6 +141,22 @@ def test_arguments_are_handled_or_passed_on():
     torch.manual_seed(3)
     call(dropout_p=0.5)
     assert vcattn.stats()["bypass"] == {"diffusers: dropout": 1}
+
+
+def test_masks_of_two_and_three_dimensions():
+    def call(x, mask):
+        return attention_dispatch.dispatch_attention_fn(x, x, x, attn_mask=mask, backend="vcattn")
+
+    q = torch.randn(2, 60, 3, 64)
+    keys = torch.arange(60) < torch.tensor([[60], [30]])
+    assert torch.equal(call(q, keys[:, None].expand(2, 60, 60)), vcattn.attention(q, q, q, "NHD", seqused_k=[60, 30]))  # [B, Sq, Sk]
+    assert torch.equal(call(q, keys[1].expand(3, 60, 60)), vcattn.attention(q, q, q, "NHD", seqused_k=[30, 30]))  # [H, Sq, Sk]
+    with pytest.raises(ValueError, match=r"attn_mask \[2, 60, 60\] may be \[B, Sq, Sk\] or \[H, Sq, Sk\]"):
+        call(q[:, :, :2], keys[:, None].expand(2, 60, 60))
+    triangle = torch.ones(60, 60, dtype=torch.bool).tril()
+    expected = torch.nn.functional.scaled_dot_product_attention(*[q.transpose(1, 2)] * 3, is_causal=True).transpose(1, 2)
+    with pytest.warns(RuntimeWarning, match="is no key padding"):
+        assert torch.allclose(call(q, triangle), expected, atol=1e-5)
 
 
 def test_mask_with_a_bias_goes_to_sdpa():
@@ -243,13 +260,13 @@ def test_session_leaves_nothing_behind():
         raise KeyError
     gc.collect()
     assert integration._open == [] and len(states) == 1 and states[0]() is None
-    assert "step" not in vars(pipe.scheduler) and "set_timesteps" not in vars(pipe.scheduler)
+    assert type(pipe.scheduler) is FlowMatchEulerDiscreteScheduler
     assert "cache_context" not in vars(pipe.transformer)
     assert not any(module._forward_pre_hooks for module in pipe.transformer.modules())
     generate(pipe, 1)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
     integration._enter_model(session, 0)  # as a graph may do that was compiled meanwhile
-    assert "step" not in vars(pipe.scheduler)
+    assert type(pipe.scheduler) is FlowMatchEulerDiscreteScheduler
 
 
 def test_session_survives_a_failed_forward_and_a_new_resolution():
@@ -395,7 +412,7 @@ def test_sessions_left_in_the_order_of_their_opening():
     sessions[0].__exit__(None, None, None)
     assert torch.equal(generate(second, 2), expected)
     sessions[1].__exit__(None, None, None)
-    assert integration._open == [] and not any("step" in vars(pipe.scheduler) for pipe in (first, second))
+    assert integration._open == [] and all(type(pipe.scheduler) is FlowMatchEulerDiscreteScheduler for pipe in (first, second))
 
 
 def test_sessions_in_threads(recorded):
@@ -439,7 +456,7 @@ def test_one_session_for_a_model_and_a_scheduler():
         generate(pipe, 2)  # still counted
         assert len(integration._open) == 1
     assert vcattn.stats()["served"] == {"vc8": 2 * 2 * LAYERS}
-    assert "step" not in vars(pipe.scheduler) and not any(module._forward_pre_hooks for module in pipe.transformer.modules())
+    assert type(pipe.scheduler) is FlowMatchEulerDiscreteScheduler and not any(module._forward_pre_hooks for module in pipe.transformer.modules())
     alone(sharing, 1)
 
 
@@ -515,9 +532,31 @@ def test_another_scheduler_inside_a_session(recorded):
         generate(pipe, 2)
         pipe.scheduler = FlowMatchEulerDiscreteScheduler()
         assert torch.equal(generate(pipe, 3), expected) and session.step == 3
-        assert "step" not in vars(first) and "step" in vars(pipe.scheduler)
+        assert type(first) is FlowMatchEulerDiscreteScheduler is not type(pipe.scheduler)
     assert sorted({call[1] for call in recorded[2 * 2 * LAYERS :]}) == [0, 1, 2]
-    assert "step" not in vars(pipe.scheduler) and "set_timesteps" not in vars(pipe.scheduler)
+    assert type(pipe.scheduler) is FlowMatchEulerDiscreteScheduler
+
+
+@pytest.mark.parametrize("double", [copy.copy, copy.deepcopy])
+def test_copies_of_the_scheduler_are_ordinary(double):
+    """Pipelines that make audio beside video copy theirs."""
+    pipe = with_recipe("vc8")
+    noise = torch.randn(2, 4, generator=torch.Generator().manual_seed(5))
+
+    def two_in_turn():
+        mine, samples = pipe.scheduler, [noise, noise]
+        mine.set_timesteps(4)
+        other = double(mine)
+        for t in mine.timesteps:
+            samples = [scheduler.step(0.1 * sample, t, sample).prev_sample for scheduler, sample in zip((mine, other), samples)]
+        return samples
+
+    expected = two_in_turn()
+    assert torch.equal(*expected)
+    with vcattn.session(pipe, 4) as session:
+        generate(pipe, 1)
+        assert all(torch.equal(got, want) for got, want in zip(two_in_turn(), expected)) and session.step == 4
+        assert type(pipe.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
 
 
 def compile_blocks(pipe):

@@ -103,6 +103,7 @@ def test_small_form_runs_and_shows(tmp_path, capsys):
     (["--size", "5,176"], "--size: must be FRAMES,HEIGHT,WIDTH; got 5,176"),
     (["--noise-floor", "_native_flsh"], "--noise-floor needs an attention backend of diffusers that runs on cpu; got _native_flsh: "),
     (["--noise-floor", "_native_cudnn"], "that runs on cpu; got _native_cudnn: "),
+    (["--noise-floor", "vcattn"], "--noise-floor needs a backend that computes in BF16; got vcattn, which quantises"),
 ])  # fmt: skip
 def test_mistakes_are_refused_at_once(refused, no_work, arguments, text):
     refused(text, compare_recipes.main, ["--device", "cpu", *arguments])

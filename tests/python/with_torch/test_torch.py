@@ -199,6 +199,25 @@ def test_tensors_without_memory_are_refused():
         vcattn.attention(q, k, v, attn_mask=mask)
 
 
+@pytest.mark.parametrize("name", ["k", "attn_mask", "seqused_k", "out"])
+def test_meta_beside_others_is_refused_by_the_operator_too(name):
+    q, k, v = tensors()
+    options = {"k": k, "v": v}
+    options[name] = {"k": k, "attn_mask": torch.ones(2, 1, 1, 131, dtype=torch.bool), "seqused_k": torch.tensor([1, 2]), "out": q}[name].to("meta")
+    with pytest.raises(vcattn.UnsupportedError, match=f"{name} must be on the CPU or a CUDA device; got meta"):
+        vcattn.attention(torch.nn.Parameter(q), **options)
+
+
+def test_integers_are_integers():
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="seqused_k must be a one-dimensional array of integers; got bfloat16"):
+        vcattn.attention(q, k, v, seqused_k=torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="attn_mask must be dense"):
+        vcattn.attention(q, k, v, attn_mask=torch.ones(2, 1, 1, 131).to_sparse())
+    with pytest.raises(ValueError, match="got float8_e4m3fn"):
+        vcattn.attention(q, k, v, attn_mask=torch.zeros(2, 1, 1, 131).to(torch.float8_e4m3fn))
+
+
 def test_autograd_knows_that_out_was_written():
     q, k, v = tensors()
     saved = torch.randn(q.shape, requires_grad=True).exp()
@@ -230,6 +249,10 @@ def test_transforms_are_refused():
     with forward_ad.dual_level():
         with pytest.raises(vcattn.UnsupportedError, match="no gradient"):
             vcattn.attention(q, forward_ad.make_dual(k, k), v)
+        dual = forward_ad.make_dual(k, k)
+        with pytest.raises(vcattn.UnsupportedError, match="no gradient"):
+            vcattn.prepare(q, dual, v)
+        assert not vcattn.supports(q, dual, v)[0] and vcattn.supports(q, k, v)[0]
         assert same(vcattn.attention(q, k, v), vcattn.attention(q, k, v))
 
 
