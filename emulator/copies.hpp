@@ -1,0 +1,44 @@
+#pragma once
+
+// Bulk copies (TMA) of a CTA. A copy spoils its destination when it starts and completes at a random later time.
+
+#include <cstdint>
+#include <vector>
+
+#include "emulator/barriers.hpp"
+#include "emulator/memory.hpp"
+#include "emulator/random.hpp"
+#include "emulator/tensor_map.hpp"
+
+namespace vcattn::emulator {
+
+class Copies {
+ public:
+  Copies(GlobalMemory& global, SharedMemory& shared, Mbarriers& mbarriers) : global_(global), shared_(shared), mbarriers_(mbarriers) {}
+
+  void start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier);
+  void start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier);
+
+  bool pending() const { return !pending_.empty(); }
+  /// Completes one of those under way. Returns the bytes that it brought.
+  std::uint32_t complete_one(Random& random);
+
+ private:
+  struct Copy {
+    std::uint64_t to, from;  // from: bytes, or a tensor map
+    std::uint32_t bytes;
+    std::uint64_t barrier;
+    bool box;
+    std::int32_t column, row;
+  };
+
+  void start(Copy const& copy);
+  void copy_box(Copy const& copy);
+
+  GlobalMemory& global_;
+  SharedMemory& shared_;
+  Mbarriers& mbarriers_;
+  std::vector<Copy> pending_;
+};
+
+}  // namespace vcattn::emulator

@@ -1,0 +1,30 @@
+#pragma once
+
+// The emulator in the place of a CUDA device: it defines what src/device/cuda/ and the kernel instances of src/attention/sm90a/ define, so
+// that the same host code prepares, launches and reads back. Device memory is host memory that the emulator watches.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "emulator/launch.hpp"
+
+namespace vcattn::emulator {
+
+struct Device {
+  GlobalMemory memory;
+  std::uint64_t seed = 1;
+  MatrixArithmetic arithmetic = MatrixArithmetic::exact;
+  int multiprocessors = 3;
+  std::string ptx_folder;
+  /// Changes the text of a module before it is loaded, to plant faults.
+  std::function<std::string(std::string)> edit;
+  Counters counters;  // of all launches
+
+  void add(Counters const& more);
+};
+
+/// The only one; not for several threads at once.
+Device& device();
+
+}  // namespace vcattn::emulator

@@ -1,0 +1,257 @@
+#include "emulator/executor.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+
+#include "emulator/fault.hpp"
+
+namespace vcattn::emulator {
+
+namespace {
+
+constexpr std::uint32_t kNever = ~0u;
+constexpr std::uint32_t kRegistersOfCta = 65536;
+constexpr std::uint32_t kLongestSlice = 256;
+
+std::string base_name(std::string const& path) { return path.substr(path.rfind('/') + 1); }
+
+}  // namespace
+
+Warp::Warp(Cta& cta, std::uint32_t index) : matrix(cta.grid.kernel.matrix_slots), cta_(cta), kernel_(cta.grid.kernel), index_(index) {
+  std::uint32_t const threads = cta.grid.block.count() - index * kLanes;
+  full_ = threads >= kLanes ? kAllLanes : (Mask{1} << threads) - 1;
+  // Aligned to what the widest vector loads of the host like.
+  constexpr std::size_t kSlack = 64 / sizeof(std::uint32_t);
+  storage_.resize(std::size_t{kernel_.slots} * kLanes + kSlack);
+  predicates_.resize(kernel_.predicates + 1);
+  auto const address = reinterpret_cast<std::uintptr_t>(storage_.data());
+  lanes_ = {storage_.data() + (64 - address % 64) % 64 / sizeof(std::uint32_t), predicates_.data()};
+  stack_.push_back({0, kNever, full_});
+  fill_constants();
+}
+
+void Warp::fill_constants() {
+  Grid const& grid = cta_.grid;
+  for (Constant const& c : kernel_.constants) {
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+      std::uint32_t const thread = index_ * kLanes + lane;
+      std::uint64_t value = c.number;
+      switch (c.kind) {
+        case Constant::Kind::number:
+          break;
+        case Constant::Kind::symbol:
+          value = grid.symbols.at(c.symbol);
+          break;
+        case Constant::Kind::tid:
+          value = c.number == 0   ? thread % grid.block.x
+                  : c.number == 1 ? thread / grid.block.x % grid.block.y
+                                  : thread / grid.block.x / grid.block.y;
+          break;
+        case Constant::Kind::ntid:
+          value = grid.block[c.number];
+          break;
+        case Constant::Kind::ctaid:
+          value = cta_.index[c.number];
+          break;
+        case Constant::Kind::nctaid:
+          value = grid.size[c.number];
+          break;
+        case Constant::Kind::laneid:
+          value = lane;
+          break;
+        case Constant::Kind::warpid:
+          value = index_;
+          break;
+      }
+      if (c.wide) {
+        slot<std::uint64_t>(c.slot)[lane] = value;
+      } else {
+        slot<std::uint32_t>(c.slot)[lane] = static_cast<std::uint32_t>(value);
+      }
+    }
+  }
+}
+
+std::string Warp::label() const { return "warp " + std::to_string(index_); }
+
+std::string Warp::where() const {
+  if (stack_.empty()) return "exited";
+  Path const& path = stack_.back();
+  if (path.pc >= kernel_.code.size()) return "behind the end of the kernel";
+  Instruction const& in = kernel_.code[path.pc];
+  auto const file = cta_.grid.module.files.find(in.file);
+  std::string const source =
+      file == cta_.grid.module.files.end() ? "" : base_name(file->second) + ":" + std::to_string(in.source_line) + ", ";
+  char mask[16];
+  std::snprintf(mask, sizeof mask, "%08x", path.mask);
+  return "at " + source + "PTX line " + std::to_string(in.line) + ", lanes " + mask + ": " + kernel_.texts[in.text].substr(0, 100);
+}
+
+void Warp::require_all_lanes(Mask mask, char const* what) const {
+  if (mask == full_) return;
+  throw Fault(std::string(what) + " by some lanes of a warp only");
+}
+
+Step Warp::run(std::uint32_t count) {
+  Counters& counters = cta_.grid.counters;
+  Instruction const* const code = kernel_.code.data();
+  for (; count > 0; --count) {
+    Path& path = stack_.back();
+    if (path.pc == path.reconverge) {
+      stack_.pop_back();
+      continue;
+    }
+    Instruction const& in = code[path.pc];
+    Mask mask = path.mask;
+    if (in.guard >= 0) {
+      Mask const guard = predicates_[static_cast<std::size_t>(in.guard)];
+      mask &= in.guard_negated ? ~guard : guard;
+    }
+    ++counters.warp_instructions;
+    counters.thread_instructions += static_cast<std::uint64_t>(std::popcount(mask));
+    if (mask == 0) {
+      ++path.pc;
+      continue;
+    }
+    if (in.touches_matrix) matrix.check_access(kernel_, in);
+    if (in.lanes != nullptr) {
+      in.lanes(lanes_, in, mask);
+      ++path.pc;
+      continue;
+    }
+    switch (in.machine(*this, in, mask)) {
+      case Step::next:
+        ++path.pc;
+        break;
+      case Step::jumped:
+        break;
+      case Step::blocked:
+        return Step::blocked;
+      case Step::yielded:
+        ++path.pc;
+        return Step::yielded;
+      case Step::exited:
+        return Step::exited;
+    }
+  }
+  return Step::yielded;
+}
+
+Step Warp::branch(Instruction const& in, Mask taken) {
+  Path& path = stack_.back();
+  if (taken == path.mask) {
+    path.pc = in.target;
+    return Step::jumped;
+  }
+  Path sides[2] = {{in.target, in.reconverge, taken}, {path.pc + 1, in.reconverge, path.mask & ~taken}};
+  if (cta_.grid.random.one_in(2)) std::swap(sides[0], sides[1]);
+  if (in.reconverge == path.reconverge) {
+    stack_.pop_back();  // the path below meets them there
+  } else {
+    path.pc = in.reconverge;
+  }
+  for (Path const& side : sides) {
+    if (side.pc != in.reconverge) stack_.push_back(side);
+  }
+  return Step::jumped;
+}
+
+Step Warp::exit(Mask leaving) {
+  if (leaving == stack_.back().mask) {
+    // The others go on.
+  } else {
+    ++stack_.back().pc;
+  }
+  for (Path& path : stack_) path.mask &= ~leaving;
+  std::erase_if(stack_, [](Path const& path) { return path.mask == 0; });
+  if (!stack_.empty()) return Step::jumped;
+  if (matrix.pending()) throw Fault("a warp exits before its wgmma have been waited for");
+  return Step::exited;
+}
+
+Cta::Cta(Grid& cta_grid, Dim cta_index)
+    : grid(cta_grid), index(cta_index), shared(cta_grid.shared_bytes), mbarriers(shared), copies(cta_grid.global, shared, mbarriers) {
+  for (NamedRange const& range : grid.names) shared.name(range.offset, range.bytes, range.name);
+  std::uint32_t const threads = grid.block.count();
+  std::uint32_t const most = std::max(grid.kernel.max_threads, threads);
+  std::uint32_t const registers = std::min(kRegistersOfCta / most / 8 * 8, 248u);
+  free_registers = std::int64_t{kRegistersOfCta} - std::int64_t{registers} * threads;
+  for (std::uint32_t w = 0; w * kLanes < threads; ++w) {
+    warps.push_back(std::make_unique<Warp>(*this, w));
+    warps.back()->registers = registers;
+  }
+}
+
+std::uint32_t Cta::warps_alive() const {
+  return static_cast<std::uint32_t>(std::count_if(warps.begin(), warps.end(), [](auto const& w) { return !w->has_exited(); }));
+}
+
+void Cta::release_barrier(std::uint32_t number) {
+  CtaBarrier& barrier = barriers[number];
+  if (barrier.arrived == 0 || barrier.arrived < warps_alive()) return;
+  barrier.arrived = 0;
+  ++barrier.round;
+  event();
+}
+
+void Cta::run() {
+  while (warps_alive() > 0) step();
+  while (copies.pending()) {
+    // The memory of a CTA that has ended may belong to the next one.
+    throw Fault("CTA " + std::to_string(index.x) + " ends before its copies");
+  }
+}
+
+/// One slice of one warp, and perhaps something asynchronous.
+void Cta::step() {
+  Random& random = grid.random;
+  if (copies.pending() && random.one_in(4)) {
+    grid.counters.copied_bytes += copies.complete_one(random);
+    event();
+  }
+  Warp* runnable[64];
+  std::uint32_t count = 0;
+  for (auto const& warp : warps) {
+    if (!warp->has_exited() && warp->stalled_at != events_) runnable[count++] = warp.get();
+  }
+  if (count == 0) {
+    if (!copies.pending()) report(nullptr, "deadlock: no warp can go on");
+    try {
+      grid.counters.copied_bytes += copies.complete_one(random);
+    } catch (Fault const& fault) {
+      report(nullptr, fault.what());
+    }
+    event();
+    return;
+  }
+  Warp& warp = *runnable[random.below(count)];
+  try {
+    if (random.one_in(8)) warp.matrix.compute_one(warp);
+    Step const step = warp.run(1 + random.below(kLongestSlice));
+    if (step == Step::blocked) {
+      warp.stalled_at = events_;
+    } else {
+      warp.waits_for.clear();
+    }
+    if (step == Step::exited) {
+      event();
+      for (std::uint32_t n = 0; n < std::size(barriers); ++n) release_barrier(n);
+    }
+  } catch (Fault const& fault) {
+    report(&warp, fault.what());
+  }
+}
+
+void Cta::report(Warp const* warp, std::string const& what) const {
+  std::string text = what + "\n  in " + grid.kernel.name + ", CTA (" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
+                     std::to_string(index.z) + ")";
+  if (warp != nullptr) text += ", " + warp->label() + " " + warp->where();
+  for (auto const& other : warps) {
+    if (other.get() == warp || other->has_exited() || other->waits_for.empty()) continue;
+    text += "\n  " + other->label() + " waits for " + other->waits_for + " " + other->where();
+  }
+  throw Fault(text);
+}
+
+}  // namespace vcattn::emulator

@@ -1,0 +1,147 @@
+#pragma once
+
+// A kernel as it runs: warps in slices of random length and order, their lanes together as long as they go the same way.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulator/barriers.hpp"
+#include "emulator/copies.hpp"
+#include "emulator/ir.hpp"
+#include "emulator/matrix.hpp"
+#include "emulator/memory.hpp"
+#include "emulator/random.hpp"
+
+namespace vcattn::emulator {
+
+struct Dim {
+  std::uint32_t x = 1, y = 1, z = 1;
+
+  std::uint32_t count() const { return x * y * z; }
+  std::uint32_t operator[](std::uint64_t d) const { return d == 0 ? x : d == 1 ? y : z; }
+};
+
+/// Part of shared memory that reports call by its name.
+struct NamedRange {
+  std::uint32_t offset, bytes;
+  std::string name;
+};
+
+struct Counters {
+  std::uint64_t warp_instructions = 0, thread_instructions = 0;
+  std::uint64_t matrix_instructions = 0, copied_bytes = 0;
+  std::vector<std::uint64_t> by_form;  // warp instructions, in the order of Kernel::form_names; only where asked for
+};
+
+/// What the CTAs of a launch share.
+struct Grid {
+  Module const& module;
+  Kernel const& kernel;
+  GlobalMemory& global;
+  Dim size, block;
+  std::uint32_t shared_bytes = 0;
+  std::uint8_t const* parameters = nullptr;
+  std::vector<NamedRange> names;
+  MatrixArithmetic arithmetic = MatrixArithmetic::exact;
+  bool count_forms = false;
+  Random random;
+  Counters counters;
+  /// Addresses of the module's variables.
+  std::map<std::string, std::uint64_t> symbols = {};
+};
+
+class Cta;
+
+class Warp {
+ public:
+  Warp(Cta& cta, std::uint32_t index);
+
+  /// Runs up to `count` instructions; fewer if it has to wait.
+  Step run(std::uint32_t count);
+
+  bool has_exited() const { return stack_.empty(); }
+  Mask lanes_alive() const { return stack_.empty() ? 0 : stack_.front().mask; }
+  Mask active() const { return stack_.back().mask; }
+  Mask full() const { return full_; }
+  /// Where it is: kernel line, PTX line, lanes, instruction.
+  std::string where() const;
+  std::string label() const;
+
+  // For instructions.
+  Cta& cta() { return cta_; }
+  std::uint32_t index() const { return index_; }
+  Lanes const& lanes() const { return lanes_; }
+  Step branch(Instruction const& in, Mask taken);
+  Step exit(Mask leaving);
+  /// Throws Fault unless all lanes of the warp execute `in` together.
+  void require_all_lanes(Mask mask, char const* what) const;
+  template <typename T>
+  T* slot(std::uint32_t number) const {
+    return reinterpret_cast<T*>(lanes_.slots + number * static_cast<std::uint32_t>(kLanes));
+  }
+
+  MatrixQueue matrix;
+  std::uint32_t registers = 0;  // per thread
+  std::string waits_for;        // for reports
+  std::uint64_t stalled_at = 0;  // event number of the CTA at which it last could not go on
+  std::uint64_t barrier_round[16] = {};
+  bool at_barrier[16] = {};
+
+ private:
+  struct Path {
+    std::uint32_t pc, reconverge;
+    Mask mask;
+  };
+
+  void fill_constants();
+
+  Cta& cta_;
+  Kernel const& kernel_;
+  std::uint32_t index_;
+  Mask full_;
+  std::vector<std::uint32_t> storage_;
+  std::vector<Mask> predicates_;
+  Lanes lanes_;
+  std::vector<Path> stack_;  // the last one runs
+};
+
+/// A numbered barrier.
+struct CtaBarrier {
+  std::uint32_t arrived = 0;  // warps
+  std::uint64_t round = 0;
+};
+
+class Cta {
+ public:
+  Cta(Grid& cta_grid, Dim index);
+
+  /// To its end. Throws Fault with everything that is known about the place.
+  void run();
+
+  /// Something happened that may let a waiting warp go on.
+  void event() { ++events_; }
+  /// Warps that take part in a barrier: all of `threads`, or those that have not exited.
+  void release_barrier(std::uint32_t number);
+
+  Grid& grid;
+  Dim index;
+  SharedMemory shared;
+  Mbarriers mbarriers;
+  Copies copies;
+  std::int64_t free_registers = 0;
+  CtaBarrier barriers[16];
+  std::vector<std::unique_ptr<Warp>> warps;
+
+  std::uint32_t warps_alive() const;
+
+ private:
+  void step();
+  [[noreturn]] void report(Warp const* warp, std::string const& what) const;
+
+  std::uint64_t events_ = 1;
+};
+
+}  // namespace vcattn::emulator

@@ -1,0 +1,32 @@
+#pragma once
+
+// Launches of kernels of a PTX module.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "emulator/executor.hpp"
+
+namespace vcattn::emulator {
+
+/// As cudaLaunchConfig_t.
+struct LaunchConfig {
+  Dim grid, block;
+  std::uint32_t shared_bytes = 0;
+  std::uint64_t seed = 1;
+  MatrixArithmetic arithmetic = MatrixArithmetic::exact;
+  std::vector<NamedRange> names;
+  bool count_forms = false;
+};
+
+/// Runs the kernel whose name contains `kernel` to its end. parameters: the bytes of its structure. Global memory that the kernel may touch
+/// must have been added to `global`. Throws Fault with a report.
+Counters launch(Module const& module, std::string const& kernel, LaunchConfig const& config, std::span<std::uint8_t const> parameters,
+                GlobalMemory& global);
+
+/// The kernel whose name contains `part`. Errors: LoadError unless there is just one.
+Kernel const& find_kernel(Module const& module, std::string const& part);
+
+}  // namespace vcattn::emulator

@@ -1,0 +1,185 @@
+#include "emulator/memory.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "emulator/fault.hpp"
+
+namespace vcattn::emulator {
+
+namespace {
+
+std::string hex(std::uint64_t x) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(x));
+  return text;
+}
+
+void check_alignment(std::uint64_t address, std::size_t alignment, char const* what) {
+  if (address % alignment == 0) return;
+  throw Fault(std::string(what) + " at " + hex(address) + " is not aligned to " + std::to_string(alignment) + " bytes");
+}
+
+/// Whether any byte has one of the bits of `states`.
+bool has_bits(std::uint8_t const* bytes, std::size_t count, unsigned states) {
+  std::uint64_t const wanted = states * 0x0101010101010101u;
+  std::uint64_t found = 0;
+  for (; count >= 8; bytes += 8, count -= 8) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes, 8);
+    found |= word & wanted;
+  }
+  for (; count > 0; ++bytes, --count) found |= *bytes & states;
+  return found != 0;
+}
+
+}  // namespace
+
+void GlobalMemory::add(void const* base, std::size_t bytes, std::string const& name, Access access, bool initialised) {
+  auto const begin = reinterpret_cast<std::uint64_t>(base);
+  Allocation allocation{begin, begin + bytes, name, access, {}};
+  if (!initialised) allocation.written.resize(bytes);
+  allocations_[begin] = std::move(allocation);
+  last_ = nullptr;
+}
+
+void GlobalMemory::remove(void const* base) {
+  allocations_.erase(reinterpret_cast<std::uint64_t>(base));
+  last_ = nullptr;
+}
+
+GlobalMemory::Allocation& GlobalMemory::find(std::uint64_t address, std::size_t bytes, char const* what, std::size_t alignment) {
+  check_alignment(address, alignment, what);
+  if (last_ != nullptr && address >= last_->begin && address + bytes <= last_->end) return *last_;
+  auto found = allocations_.upper_bound(address);
+  if (found != allocations_.begin() && address < std::prev(found)->second.end) {
+    Allocation& allocation = std::prev(found)->second;
+    if (address + bytes <= allocation.end) return *(last_ = &allocation);
+    throw Fault(std::string(what) + " of " + std::to_string(bytes) + " bytes at " + allocation.name + "+" +
+                std::to_string(address - allocation.begin) + " passes its end at " + std::to_string(allocation.end - allocation.begin));
+  }
+  std::string near;
+  if (found != allocations_.begin()) {
+    Allocation const& before = std::prev(found)->second;
+    near = ", " + std::to_string(address - before.end) + " bytes behind " + before.name;
+  }
+  throw Fault(std::string(what) + " at " + hex(address) + " is outside of all memory" + near);
+}
+
+std::uint8_t const* GlobalMemory::read(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+  Allocation const& allocation = find(address, bytes, "global read", alignment);
+  if (!allocation.written.empty()) {
+    auto const* written = allocation.written.data() + (address - allocation.begin);
+    if (std::find(written, written + bytes, 0) != written + bytes) {
+      throw Fault("global read of memory never written, " + allocation.name + "+" + std::to_string(address - allocation.begin));
+    }
+  }
+  return reinterpret_cast<std::uint8_t const*>(address);
+}
+
+std::uint8_t* GlobalMemory::write(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+  Allocation& allocation = find(address, bytes, "global write", alignment);
+  if (allocation.access == Access::read) {
+    throw Fault("global write to read-only " + allocation.name + "+" + std::to_string(address - allocation.begin));
+  }
+  if (!allocation.written.empty()) std::memset(allocation.written.data() + (address - allocation.begin), 1, bytes);
+  return reinterpret_cast<std::uint8_t*>(address);
+}
+
+void GlobalMemory::mark_written(void const* begin, std::size_t bytes) {
+  if (bytes != 0) (void)write(reinterpret_cast<std::uint64_t>(begin), bytes, 1);
+}
+
+bool GlobalMemory::was_written(void const* begin, std::size_t bytes) {
+  auto const address = reinterpret_cast<std::uint64_t>(begin);
+  Allocation const& allocation = find(address, bytes, "question", 1);
+  auto const* written = allocation.written.data() + (address - allocation.begin);
+  return allocation.written.empty() || std::find(written, written + bytes, 0) == written + bytes;
+}
+
+SharedMemory::SharedMemory(std::size_t bytes)
+    : bytes_(bytes), data_(new std::uint8_t[bytes + 1]), states_(bytes, static_cast<std::uint8_t>(uninitialised)) {
+  std::memset(data_.get(), kSpoiled, bytes);
+}
+
+std::string SharedMemory::describe(std::uint64_t address) const {
+  std::uint64_t const offset = address - kBase;
+  auto found = names_.upper_bound(static_cast<std::uint32_t>(offset));
+  if (found != names_.begin() && offset < std::prev(found)->second.first) {
+    --found;
+    std::uint64_t const inside = offset - found->first;
+    return found->second.second + (inside == 0 ? "" : "+" + std::to_string(inside));
+  }
+  return "shared+" + std::to_string(offset);
+}
+
+std::size_t SharedMemory::locate(std::uint64_t address, std::size_t bytes, char const* what, std::size_t alignment) const {
+  check_alignment(address, alignment, what);
+  if (address < kBase || address + bytes > kBase + bytes_) {
+    throw Fault(std::string(what) + " of " + std::to_string(bytes) + " bytes at shared+" +
+                std::to_string(static_cast<std::int64_t>(address - kBase)) + " is outside of the " + std::to_string(bytes_) + " bytes of the CTA");
+  }
+  return address - kBase;
+}
+
+bool SharedMemory::any(std::size_t offset, std::size_t bytes, unsigned states) const { return has_bits(states_.data() + offset, bytes, states); }
+
+void SharedMemory::refuse(std::size_t offset, std::size_t bytes, char const* what) const {
+  for (std::size_t i = offset; i < offset + bytes; ++i) {
+    std::string const place = describe(kBase + i);
+    if ((states_[i] & filling) != 0) throw Fault(std::string(what) + " of " + place + ", which a copy is filling");
+    if ((states_[i] & barrier) != 0) throw Fault(std::string(what) + " of " + place + ", which is a barrier");
+    if ((states_[i] & uninitialised) != 0) throw Fault(std::string(what) + " of " + place + ", which was never written");
+    if ((states_[i] & unfenced) != 0) {
+      throw Fault(std::string(what) + " of " + place + ", which a thread wrote without a fence.proxy.async since");
+    }
+  }
+  throw Fault(std::string(what) + " refused");
+}
+
+std::uint8_t const* SharedMemory::read(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+  std::size_t const offset = locate(address, bytes, "shared read", alignment);
+  if (any(offset, bytes, uninitialised | filling | barrier)) refuse(offset, bytes, "shared read");
+  return data_.get() + offset;
+}
+
+std::uint8_t* SharedMemory::write(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+  std::size_t const offset = locate(address, bytes, "shared write", alignment);
+  if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "shared write");
+  std::memset(states_.data() + offset, unfenced, bytes);
+  has_unfenced_ = true;
+  return data_.get() + offset;
+}
+
+std::uint8_t const* SharedMemory::read_async(std::uint64_t address, std::size_t bytes) {
+  std::size_t const offset = locate(address, bytes, "asynchronous shared read", 16);
+  if (any(offset, bytes, uninitialised | filling | barrier | unfenced)) refuse(offset, bytes, "asynchronous shared read");
+  return data_.get() + offset;
+}
+
+void SharedMemory::begin_filling(std::uint64_t address, std::size_t bytes) {
+  std::size_t const offset = locate(address, bytes, "copy", 16);
+  if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "copy into");
+  std::memset(states_.data() + offset, filling, bytes);
+  std::memset(data_.get() + offset, kSpoiled, bytes);
+}
+
+std::uint8_t* SharedMemory::fill(std::uint64_t address, std::size_t bytes) {
+  std::size_t const offset = address - kBase;
+  std::memset(states_.data() + offset, ready, bytes);
+  return data_.get() + offset;
+}
+
+void SharedMemory::make_barrier(std::uint64_t address) {
+  std::size_t const offset = locate(address, 8, "barrier", 8);
+  std::memset(states_.data() + offset, barrier, 8);
+}
+
+void SharedMemory::fence_async() {
+  if (!has_unfenced_) return;
+  for (std::uint8_t& state : states_) state &= static_cast<std::uint8_t>(~static_cast<unsigned>(unfenced));
+  has_unfenced_ = false;
+}
+
+}  // namespace vcattn::emulator
