@@ -111,16 +111,16 @@ void select(Lanes const& lanes, Instruction const& in, Mask mask) {
 
 #include "emulator/numbers.inl"
 
-F32 quiet(F32 x) { return x == x ? x : std::bit_cast<F32>(kNan32); }
+[[gnu::always_inline]] inline F32 quiet(F32 x) { return x == x ? x : std::bit_cast<F32>(kNan32); }
 
-F32 add(F32 a, F32 b) { return quiet(a + b); }
-F32 subtract(F32 a, F32 b) { return quiet(a - b); }
-F32 multiply(F32 a, F32 b) { return quiet(a * b); }
-F32 fused(F32 a, F32 b, F32 c) { return quiet(std::fma(a, b, c)); }
-F32 divide(F32 a, F32 b) { return quiet(a / b); }
+[[gnu::always_inline]] inline F32 add(F32 a, F32 b) { return quiet(a + b); }
+[[gnu::always_inline]] inline F32 subtract(F32 a, F32 b) { return quiet(a - b); }
+[[gnu::always_inline]] inline F32 multiply(F32 a, F32 b) { return quiet(a * b); }
+[[gnu::always_inline]] inline F32 fused(F32 a, F32 b, F32 c) { return quiet(std::fma(a, b, c)); }
+[[gnu::always_inline]] inline F32 divide(F32 a, F32 b) { return quiet(a / b); }
 /// Of a NaN and a number: the number. -0 < +0.
-F32 minimum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a < b ? a : b < a ? b : number(bits(a) | bits(b)); }
-F32 maximum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a > b ? a : b > a ? b : number(bits(a) & bits(b)); }
+[[gnu::always_inline]] inline F32 minimum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a < b ? a : b < a ? b : number(bits(a) | bits(b)); }
+[[gnu::always_inline]] inline F32 maximum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a > b ? a : b > a ? b : number(bits(a) & bits(b)); }
 
 /// The product or difference is exact in FP64 but for differences of far exponents, where FP64 rounding cannot cross an FP32 number.
 F32 round_up(double x) {
@@ -139,7 +139,7 @@ F32 exp2_flushed(F32 x) {
   auto const r = static_cast<F32>(std::exp2(static_cast<double>(x)));
   return quiet(r < std::numeric_limits<F32>::min() ? 0.0f : r);
 }
-S32 truncate_to_int(F32 x) {
+[[gnu::always_inline]] inline S32 truncate_to_int(F32 x) {
   if (!(x == x)) return 0;
   if (x >= 2147483648.0f) return std::numeric_limits<S32>::max();
   if (x <= -2147483648.0f) return std::numeric_limits<S32>::min();
@@ -147,7 +147,7 @@ S32 truncate_to_int(F32 x) {
 }
 
 /// a b + c with one rounding: the product is exact in FP32, the sum is rounded to odd, which a second rounding to 11 bits does not feel.
-U32 fused_half(U32 a, U32 b, U32 c) {
+[[gnu::always_inline]] inline U32 fused_half(U32 a, U32 b, U32 c) {
   F32 const p = from_half(a) * from_half(b);
   F32 const q = from_half(c);
   F32 const s = p + q;
@@ -158,23 +158,23 @@ U32 fused_half(U32 a, U32 b, U32 c) {
   U32 const odd = (bits(s) - (beyond ? 1u : 0u)) | 1u;
   return to_half(finite && error != 0.0f ? number(odd) : s);
 }
-U32 relu_half(U32 h) { return (h & 0x7FFFu) > 0x7C00u ? kNan16 : (h & 0x8000u) != 0 ? 0u : h; }
-U32 max_half(U32 a, U32 b) {
+[[gnu::always_inline]] inline U32 relu_half(U32 h) { return (h & 0x7FFFu) > 0x7C00u ? kNan16 : (h & 0x8000u) != 0 ? 0u : h; }
+[[gnu::always_inline]] inline U32 max_half(U32 a, U32 b) {
   auto const is_nan = [](U32 h) { return (h & 0x7FFFu) > 0x7C00u; };
   auto const order = [](U32 h) { return static_cast<S32>((h & 0x8000u) != 0 ? 0xFFFFu - h : h + 0x8000u); };
   U32 const larger = order(a) >= order(b) ? a : b;
   return is_nan(a) ? (is_nan(b) ? kNan16 : b) : is_nan(b) ? a : larger;
 }
 template <auto kFunction, typename... Halves>
-U32 both_halves(Halves... x) {
+[[gnu::always_inline]] inline U32 both_halves(Halves... x) {
   return kFunction((x & 0xFFFFu)...) | (kFunction((x >> 16)...) << 16);
 }
-U32 to_bf16(F32 x) {
+[[gnu::always_inline]] inline U32 to_bf16(F32 x) {
   U32 const b = bits(x);
   return (b & 0x7FFFFFFFu) > 0x7F800000u ? kNan16 : (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
 }
 /// Nearest even, saturating.
-U32 to_e4m3(F32 x) {
+[[gnu::always_inline]] inline U32 to_e4m3(F32 x) {
   U32 const magnitude = bits(x) & 0x7FFFFFFFu;
   U32 const clamped = magnitude < 0x43E00000u ? magnitude : 0x43E00000u;  // 448
   U32 const normal = (clamped + 0x7FFFFu + ((clamped >> 20) & 1u) - (120u << 23)) >> 20;
@@ -183,13 +183,13 @@ U32 to_e4m3(F32 x) {
   return magnitude > 0x7F800000u ? 0x7Fu : finite | ((bits(x) >> 24) & 0x80u);
 }
 template <auto kFunction, int kBits>
-U32 pack(F32 high, F32 low) {
+[[gnu::always_inline]] inline U32 pack(F32 high, F32 low) {
   return kFunction(low) | (kFunction(high) << kBits);
 }
 
 // Integers -----------------------------------------------------------------------------------------------------------------------------
 
-U32 permute(U32 a, U32 b, U32 selector) {
+[[gnu::always_inline]] inline U32 permute(U32 a, U32 b, U32 selector) {
   U64 const bytes = (U64{b} << 32) | a;
   U32 result = 0;
   for (int n = 0; n < 4; ++n) {
@@ -200,12 +200,12 @@ U32 permute(U32 a, U32 b, U32 selector) {
   }
   return result;
 }
-U32 reverse(U32 x) {
+[[gnu::always_inline]] inline U32 reverse(U32 x) {
   U32 result = 0;
   for (int i = 0; i < 32; ++i) result |= ((x >> i) & 1u) << (31 - i);
   return result;
 }
-U32 leading_zeros(U32 x) { return x == 0 ? ~0u : static_cast<U32>(std::countl_zero(x)); }
+[[gnu::always_inline]] inline U32 leading_zeros(U32 x) { return x == 0 ? ~0u : static_cast<U32>(std::countl_zero(x)); }
 S32 divide_signed(S32 a, S32 b) { return b == 0 ? -1 : b == -1 ? static_cast<S32>(0u - static_cast<U32>(a)) : a / b; }
 U32 divide_unsigned(U32 a, U32 b) { return b == 0 ? ~0u : a / b; }
 U32 remainder_unsigned(U32 a, U32 b) { return b == 0 ? a : a % b; }
@@ -244,23 +244,23 @@ void split_words(Lanes const& lanes, Instruction const& in, Mask mask) {
 
 
 // Named, because GCC 12 takes a `>` in a lambda that is a template argument for its end.
-U32 shift_left(U32 a, U32 b) { return b > 31 ? 0u : a << (b & 31u); }
-U64 shift_left_wide(U64 a, U32 b) { return b > 63 ? 0u : a << (b & 63u); }
-U32 shift_right(U32 a, U32 b) { return b > 31 ? 0u : a >> (b & 31u); }
-U64 shift_right_wide(U64 a, U32 b) { return b > 63 ? 0u : a >> (b & 63u); }
-S32 shift_right_signed(S32 a, U32 b) { return a >> (b > 31 ? 31 : b); }
-S64 shift_right_signed_wide(S64 a, U32 b) { return a >> (b > 63 ? 63 : b); }
-S32 multiply_high(S32 a, S32 b) { return static_cast<S32>((S64{a} * b) >> 32); }
-U32 multiply_high_unsigned(U32 a, U32 b) { return static_cast<U32>((U64{a} * b) >> 32); }
-S64 multiply_high_wide(S64 a, S64 b) { return static_cast<S64>((static_cast<__int128>(a) * b) >> 64); }
+[[gnu::always_inline]] inline U32 shift_left(U32 a, U32 b) { return b > 31 ? 0u : a << (b & 31u); }
+[[gnu::always_inline]] inline U64 shift_left_wide(U64 a, U32 b) { return b > 63 ? 0u : a << (b & 63u); }
+[[gnu::always_inline]] inline U32 shift_right(U32 a, U32 b) { return b > 31 ? 0u : a >> (b & 31u); }
+[[gnu::always_inline]] inline U64 shift_right_wide(U64 a, U32 b) { return b > 63 ? 0u : a >> (b & 63u); }
+[[gnu::always_inline]] inline S32 shift_right_signed(S32 a, U32 b) { return a >> (b > 31 ? 31 : b); }
+[[gnu::always_inline]] inline S64 shift_right_signed_wide(S64 a, U32 b) { return a >> (b > 63 ? 63 : b); }
+[[gnu::always_inline]] inline S32 multiply_high(S32 a, S32 b) { return static_cast<S32>((S64{a} * b) >> 32); }
+[[gnu::always_inline]] inline U32 multiply_high_unsigned(U32 a, U32 b) { return static_cast<U32>((U64{a} * b) >> 32); }
+[[gnu::always_inline]] inline S64 multiply_high_wide(S64 a, S64 b) { return static_cast<S64>((static_cast<__int128>(a) * b) >> 64); }
 template <typename T>
-bool greater(T a, T b) { return a > b; }
+[[gnu::always_inline]] inline bool greater(T a, T b) { return a > b; }
 template <typename T>
-bool greater_equal(T a, T b) { return a >= b; }
+[[gnu::always_inline]] inline bool greater_equal(T a, T b) { return a >= b; }
 template <typename T>
-T larger(T a, T b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline T larger(T a, T b) { return a > b ? a : b; }
 template <typename T>
-T smaller(T a, T b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline T smaller(T a, T b) { return a < b ? a : b; }
 
 constexpr auto kCopy32 = unary<U32, U32, [](U32 a) { return a; }>;
 constexpr auto kCopy64 = unary<U64, U64, [](U64 a) { return a; }>;

@@ -1,10 +1,7 @@
 #include "emulator/matrix.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "device/cpu/isa.hpp"
 #include "emulator/executor.hpp"
@@ -80,7 +77,7 @@ void gather_k_major(SharedMemory& shared, Descriptor const& d, int first_row, in
   for (int r = first_row; r < first_row + rows; ++r) {
     auto const row = static_cast<std::uint64_t>(r);
     std::uint64_t const plain = d.start + row / 8 * d.stride + row % 8 * pitch;
-    for (std::uint64_t chunk = 0; chunk < 32; chunk += 16, to += 16) std::memcpy(to, shared.read_async(swizzled(plain + chunk, d.swizzle), 16), 16);
+    for (std::uint64_t chunk = 0; chunk < 32; chunk += 16, to += 16) std::memcpy(to, shared.read_chunk(swizzled(plain + chunk, d.swizzle)), 16);
   }
 }
 
@@ -92,7 +89,7 @@ void gather_n_major(SharedMemory& shared, Descriptor const& d, int n, std::uint1
     for (int first = 0; first < n; first += 8, to += 8) {
       std::uint64_t const plain = d.start + static_cast<std::uint64_t>(first / per_row) * d.leading + k / 8 * d.stride + k % 8 * pitch +
                                   static_cast<std::uint64_t>(first % per_row) * 2;
-      std::memcpy(to, shared.read_async(swizzled(plain, d.swizzle), 16), 16);
+      std::memcpy(to, shared.read_chunk(swizzled(plain, d.swizzle)), 16);
     }
   }
 }
@@ -108,62 +105,9 @@ void gather_fragment(Warp& warp, std::uint32_t const* slots, std::uint8_t* to) {
   }
 }
 
-/// Element (row, column) of the sums: register 4 g + 2 r + i of a lane is row lane / 4 + 8 r, column 8 g + 2 (lane % 4) + i.
-template <typename Function>
-void each_sum(int n, Function const& function) {
-  for (int g = 0; g < n / 8; ++g) {
-    for (int r = 0; r < 2; ++r) {
-      for (int i = 0; i < 2; ++i) {
-        for (int lane = 0; lane < kLanes; ++lane) function(4 * g + 2 * r + i, lane, (lane / 4 + 8 * r) * n + 8 * g + 2 * (lane % 4) + i);
-      }
-    }
-  }
-}
-
-float half_value(std::uint32_t h) {
-  int const exponent = static_cast<int>((h >> 10) & 31u);
-  auto const fraction = static_cast<float>(h & 0x3FFu);
-  float const magnitude = exponent == 31 ? (fraction == 0.0f ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN())
-                          : exponent == 0 ? std::ldexp(fraction, -24)
-                                          : std::ldexp(fraction + 1024.0f, exponent - 25);
-  return (h & 0x8000u) != 0 ? -magnitude : magnitude;
-}
-/// Of a number that FP16 holds.
-std::uint32_t half_bits(float x) {
-  std::uint32_t const b = std::bit_cast<std::uint32_t>(x);
-  std::uint32_t const sign = (b >> 16) & 0x8000u;
-  float const magnitude = std::abs(x);
-  if (!(magnitude == magnitude)) return 0x7FFFu;
-  if (magnitude >= 65536.0f) return sign | 0x7C00u;
-  if (magnitude < 0x1p-14f) return sign | static_cast<std::uint32_t>(magnitude * 0x1p24f);
-  return sign | (((b & 0x7FFFFFFFu) - (112u << 23)) >> 13);
-}
-
 struct Tile {
   alignas(64) float sums[kWarpRows * kMaxColumns];
 };
-
-void load_sums(Warp& warp, Shape const& shape, std::uint32_t const* slots, float* sums) {
-  each_sum(shape.n, [&](int reg, int lane, int at) {
-    if (shape.sums == Sums::f16) {
-      sums[at] = half_value((warp.slot<std::uint32_t>(slots[reg / 2])[lane] >> (16 * (reg % 2))) & 0xFFFFu);
-    } else {
-      sums[at] = warp.slot<float>(slots[reg])[lane];  // s32: bits
-    }
-  });
-}
-
-void store_sums(Warp& warp, Shape const& shape, std::uint32_t const* slots, float const* sums) {
-  each_sum(shape.n, [&](int reg, int lane, int at) {
-    if (shape.sums == Sums::f16) {
-      std::uint32_t& d = warp.slot<std::uint32_t>(slots[reg / 2])[lane];
-      std::uint32_t const half = half_bits(sums[at]);
-      d = reg % 2 == 0 ? half : (d & 0xFFFFu) | (half << 16);
-    } else {
-      warp.slot<float>(slots[reg])[lane] = sums[at];
-    }
-  });
-}
 
 Shape const& shape_of(Instruction const& in);
 
@@ -179,8 +123,10 @@ void compute(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a
     gather_k_major(shared, decode(a_bits), static_cast<int>(warp.index() % 4) * kWarpRows, kWarpRows, a);
   }
   static thread_local Tile tile;
+  std::uint32_t* registers[kMaxColumns / 2];
+  for (int i = 0; i < shape.sum_registers(); ++i) registers[i] = warp.slot<std::uint32_t>(sums_slots[i]);
   if (accumulate) {
-    load_sums(warp, shape, sums_slots, tile.sums);
+    (shape.sums == Sums::f16 ? kernels().load_f16 : kernels().load_f32)(registers, shape.n, tile.sums);
   } else {
     std::memset(tile.sums, 0, sizeof(float) * static_cast<std::size_t>(kWarpRows * shape.n));
   }
@@ -203,7 +149,7 @@ void compute(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a
       (exact ? kernels().e4m3_exact : kernels().e4m3_fast)(a, b, shape.n, shape.sums == Sums::f16, tile.sums);
     }
   }
-  store_sums(warp, shape, sums_slots, tile.sums);
+  (shape.sums == Sums::f16 ? kernels().store_f16 : kernels().store_f32)(tile.sums, shape.n, registers);
 }
 
 /// The same 64-bit number in every lane.

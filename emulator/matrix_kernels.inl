@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "emulator/matrix_kernels.hpp"
 
@@ -38,7 +39,9 @@ constexpr std::array<Code, 256> make_codes() {
     for (int e = exponent - 3; e > 0; --e) value *= 2;
     for (int e = exponent - 3; e < 0; ++e) value /= 2;
     bool const negative = c >= 128;
-    codes[c] = {magnitude, magnitude == 0 ? kNoExponent : exponent, negative ? -1 : 0, static_cast<float>(negative ? -value : value), (c & 127u) == 127u};
+    bool const nan = (c & 127u) == 127u;
+    auto const number = static_cast<float>(negative ? -value : value);
+    codes[c] = {magnitude, magnitude == 0 ? kNoExponent : exponent, negative ? -1 : 0, nan ? std::numeric_limits<float>::quiet_NaN() : number, nan};
   }
   return codes;
 }
@@ -48,24 +51,35 @@ constexpr std::array<Code, 256> kCodes = make_codes();
 struct Columns {
   alignas(64) std::int32_t magnitude[kStep][kMaxColumns];  // shifted to the fraction bits of a product
   alignas(64) std::int32_t exponent[kStep][kMaxColumns];
-  alignas(64) std::int32_t negative[kStep][kMaxColumns];
-  bool nan[kMaxColumns];
+  alignas(64) std::int32_t negative[kStep][kMaxColumns];  // 0 or -1
+  alignas(64) std::int32_t nan[kMaxColumns];              // 0 or -1
 };
 
+/// kCodes in vector code.
 void load_columns(Columns& columns, std::uint8_t const* b, int n) {
-  for (int c = 0; c < n; ++c) columns.nan[c] = false;
+  alignas(64) std::uint8_t codes[kStep][kMaxColumns];
   for (int c = 0; c < n; ++c) {
-    for (int k = 0; k < kStep; ++k) {
-      Code const& code = kCodes[b[c * kStep + k]];
-      columns.magnitude[k][c] = code.magnitude << (kFractionBits - 6);
-      columns.exponent[k][c] = code.exponent;
-      columns.negative[k][c] = code.negative;
-      columns.nan[c] = columns.nan[c] || code.nan;
+    for (int k = 0; k < kStep; ++k) codes[k][c] = b[c * kStep + k];
+  }
+  for (int c = 0; c < n; ++c) columns.nan[c] = 0;
+  for (int k = 0; k < kStep; ++k) {
+    for (int c = 0; c < n; ++c) {
+      std::int32_t const code = codes[k][c];
+      std::int32_t const field = (code >> 3) & 15;
+      std::int32_t const magnitude = (code & 7) + (field == 0 ? 0 : 8);
+      columns.magnitude[k][c] = magnitude << (kFractionBits - 6);
+      columns.exponent[k][c] = magnitude == 0 ? kNoExponent : std::max(field, 1) - 7;
+      columns.negative[k][c] = -(code >> 7);
+      columns.nan[c] |= (code & 127) == 127 ? -1 : 0;
     }
   }
 }
 
-float power_of_two(std::int32_t exponent) { return number(static_cast<std::uint32_t>(exponent + 127) << 23); }
+bool has_nan(std::uint8_t const* a) {
+  return std::any_of(a, a + kStep, [](std::uint8_t c) { return kCodes[c].nan; });
+}
+
+[[gnu::always_inline]] inline float power_of_two(std::int32_t exponent) { return number(static_cast<std::uint32_t>(exponent + 127) << 23); }
 
 /// One row: products and accumulator are truncated to 13 fraction bits below the largest exponent among them, and added. An FP16 sum is
 /// rounded, an FP32 sum truncated to 13 fraction bits of its own.
@@ -96,47 +110,43 @@ void multiply_row(std::uint8_t const* a, Columns const& columns, int n, bool f16
       sum[c] += (magnitude ^ negative) - negative;
     }
   }
+  alignas(64) float result[kMaxColumns];
   for (int c = 0; c < n; ++c) {
-    bool const finite = (bits(d[c]) & 0x7F800000u) != 0x7F800000u;
     std::int32_t const exponent = std::max(largest[c], -100) - kFractionBits;
-    float const exact = static_cast<float>(sum[c]);
-    float const rounded = f16 ? from_half(to_half(exact * power_of_two(std::clamp(exponent, -126, 127))))
-                              : number(bits(exact) & ~((1u << (23 - kFractionBits)) - 1u)) * power_of_two(std::clamp(exponent, -126, 127));
-    d[c] = finite ? (largest[c] == kNoExponent ? 0.0f : rounded) : d[c];
+    float const unit = power_of_two(std::min(std::max(exponent, -126), 127));
+    auto const exact = static_cast<float>(sum[c]);
+    result[c] = (f16 ? exact : number(bits(exact) & ~((1u << (23 - kFractionBits)) - 1u))) * unit;
   }
-}
-
-bool has_nan(std::uint8_t const* a) {
-  return std::any_of(a, a + kStep, [](std::uint8_t c) { return kCodes[c].nan; });
+  if (f16) {
+    for (int c = 0; c < n; ++c) result[c] = from_half(to_half(result[c]));
+  }
+  std::uint32_t const row_nan = has_nan(a) ? ~0u : 0u;
+  for (int c = 0; c < n; ++c) {
+    std::uint32_t const before = bits(d[c]);
+    std::uint32_t const finite = largest[c] == kNoExponent ? 0u : bits(result[c]);
+    std::uint32_t const infinite = (before & 0x7FFFFFu) == 0u ? before : kNan32;
+    std::uint32_t const value = (before & 0x7F800000u) == 0x7F800000u ? infinite : finite;
+    std::uint32_t const nan = static_cast<std::uint32_t>(columns.nan[c]) | row_nan;
+    d[c] = number((value & ~nan) | (kNan32 & nan));
+  }
 }
 
 void multiply_e4m3_exact(std::uint8_t const* a, std::uint8_t const* b, int n, bool f16, float* d) {
   Columns columns;
   load_columns(columns, b, n);
-  for (int i = 0; i < kWarpRows; ++i) {
-    float* row = d + i * n;
-    multiply_row(a + i * kStep, columns, n, f16, row);
-    bool const nan = has_nan(a + i * kStep);
-    for (int c = 0; c < n; ++c) {
-      if (nan || columns.nan[c] || row[c] != row[c]) row[c] = number(kNan32);
-    }
-  }
+  for (int i = 0; i < kWarpRows; ++i) multiply_row(a + i * kStep, columns, n, f16, d + i * n);
 }
 
 /// FP32 sums in the order of the channels.
 void multiply_e4m3_fast(std::uint8_t const* a, std::uint8_t const* b, int n, bool f16, float* d) {
   alignas(64) float columns[kStep][kMaxColumns];
   for (int c = 0; c < n; ++c) {
-    for (int k = 0; k < kStep; ++k) {
-      Code const& code = kCodes[b[c * kStep + k]];
-      columns[k][c] = code.nan ? number(kNan32) : code.value;
-    }
+    for (int k = 0; k < kStep; ++k) columns[k][c] = kCodes[b[c * kStep + k]].value;
   }
   for (int i = 0; i < kWarpRows; ++i) {
     float* row = d + i * n;
     for (int k = 0; k < kStep; ++k) {
-      Code const& code = kCodes[a[i * kStep + k]];
-      float const x = code.nan ? number(kNan32) : code.value;
+      float const x = kCodes[a[i * kStep + k]].value;
       for (int c = 0; c < n; ++c) row[c] = std::fma(x, columns[k][c], row[c]);
     }
     if (f16) {
@@ -212,8 +222,44 @@ void multiply_s8(std::uint8_t const* a, std::uint8_t const* b, int n, std::int32
   }
 }
 
+/// function(register, lane, element of the sums) for pairs of columns.
+template <typename Function>
+[[gnu::always_inline]] inline void each_pair(int n, Function const& function) {
+  for (int g = 0; g < n / 8; ++g) {
+    for (int r = 0; r < 2; ++r) {
+      for (int row = 0; row < 8; ++row) {
+        for (int t = 0; t < 4; ++t) function(2 * g + r, 4 * row + t, (row + 8 * r) * n + 8 * g + 2 * t);
+      }
+    }
+  }
+}
+
+void load_f32(std::uint32_t const* const* registers, int n, float* sums) {
+  each_pair(n, [&](int pair, int lane, int at) {
+    sums[at] = number(registers[2 * pair][lane]);
+    sums[at + 1] = number(registers[2 * pair + 1][lane]);
+  });
+}
+void store_f32(float const* sums, int n, std::uint32_t* const* registers) {
+  each_pair(n, [&](int pair, int lane, int at) {
+    registers[2 * pair][lane] = bits(sums[at]);
+    registers[2 * pair + 1][lane] = bits(sums[at + 1]);
+  });
+}
+void load_f16(std::uint32_t const* const* registers, int n, float* sums) {
+  each_pair(n, [&](int pair, int lane, int at) {
+    sums[at] = from_half(registers[pair][lane] & 0xFFFFu);
+    sums[at + 1] = from_half(registers[pair][lane] >> 16);
+  });
+}
+void store_f16(float const* sums, int n, std::uint32_t* const* registers) {
+  each_pair(n, [&](int pair, int lane, int at) { registers[pair][lane] = to_half(sums[at]) | (to_half(sums[at + 1]) << 16); });
+}
+
 }  // namespace
 
-MatrixKernels matrix_kernels() { return {multiply_e4m3_exact, multiply_e4m3_fast, multiply_f16_exact, multiply_f16_fast, multiply_s8}; }
+MatrixKernels matrix_kernels() {
+  return {load_f16, load_f32, store_f16, store_f32, multiply_e4m3_exact, multiply_e4m3_fast, multiply_f16_exact, multiply_f16_fast, multiply_s8};
+}
 
 }  // namespace vcattn::emulator::VCATTN_ISA

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -64,6 +65,16 @@ class SharedMemory {
   std::uint8_t* write(std::uint64_t address, std::size_t bytes, std::size_t alignment);
   /// For wgmma and the copy engine.
   std::uint8_t const* read_async(std::uint64_t address, std::size_t bytes);
+  /// Sixteen of them.
+  std::uint8_t const* read_chunk(std::uint64_t address) {
+    std::uint64_t const offset = address - kBase;
+    if (offset <= bytes_ - 16 && bytes_ >= 16 && address % 16 == 0) {
+      std::uint64_t states[2];
+      std::memcpy(states, states_.data() + offset, sizeof states);
+      if ((states[0] | states[1]) == 0) return data_.get() + offset;
+    }
+    return read_async(address, 16);
+  }
   /// Marks bytes that a copy is going to fill, and spoils them.
   void begin_filling(std::uint64_t address, std::size_t bytes);
   std::uint8_t* fill(std::uint64_t address, std::size_t bytes);

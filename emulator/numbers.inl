@@ -3,17 +3,17 @@
 inline constexpr std::uint32_t kNan32 = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kNan16 = 0x7FFFu;
 
-inline std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
-inline float number(std::uint32_t x) { return std::bit_cast<float>(x); }
+[[gnu::always_inline]] inline std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
+[[gnu::always_inline]] inline float number(std::uint32_t x) { return std::bit_cast<float>(x); }
 
-inline float from_half(std::uint32_t h) {
+[[gnu::always_inline]] inline float from_half(std::uint32_t h) {
   std::uint32_t const magnitude = h & 0x7FFFu;
   std::uint32_t const normal = (magnitude << 13) + ((magnitude >= 0x7C00u ? 224u : 112u) << 23);
   std::uint32_t const subnormal = bits(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
   return number((magnitude < 0x400u ? subnormal : normal) | ((h & 0x8000u) << 16));
 }
 /// Nearest even.
-inline std::uint32_t to_half(float x) {
+[[gnu::always_inline]] inline std::uint32_t to_half(float x) {
   std::uint32_t const magnitude = bits(x) & 0x7FFFFFFFu;
   std::uint32_t const normal = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
   std::uint32_t const subnormal = bits(number(magnitude) + 0.5f) - bits(0.5f);

@@ -1,10 +1,8 @@
 // The kernel instances of src/attention/sm90a/, launched in the emulator from their PTX.
 
-#include <array>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <map>
-#include <sstream>
 
 #include "attention/sm90a/instances.hpp"
 #include "emulator/device/device.hpp"
@@ -15,7 +13,6 @@ namespace vcattn::attention_sm90a {
 
 namespace {
 
-using emulator::Device;
 using emulator::device;
 using emulator::LaunchConfig;
 using emulator::Module;
@@ -23,31 +20,23 @@ using emulator::Module;
 constexpr char const* kScoreNames[] = {"f16", "f32", "s32"};
 constexpr char const* kProbabilityNames[] = {"lines", "exp"};
 
+/// The PTX of an instance, in the first folder that has it.
 template <class C>
 std::string module_path() {
-  return device().ptx_folder + "/attention_sm90a_" + kScoreNames[static_cast<int>(C::kScores)] + "_" +
-         kProbabilityNames[static_cast<int>(C::kProbabilities)] + "_" + std::to_string(C::kHeadDim) + ".ptx";
+  std::string const name = std::string("/attention_sm90a_") + kScoreNames[static_cast<int>(C::kScores)] + "_" +
+                           kProbabilityNames[static_cast<int>(C::kProbabilities)] + "_" + std::to_string(C::kHeadDim) + ".ptx";
+  for (std::string const& folder : device().ptx_folders) {
+    if (std::filesystem::exists(folder + name)) return folder + name;
+  }
+  throw emulator::LoadError("no folder of emulator::device() has " + name.substr(1) + "; build vcattn_ptx");
 }
 
-Module load(std::string const& path) {
-  std::ifstream in(path);
-  if (!in) throw emulator::LoadError("cannot open " + path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return emulator::load_module(device().edit ? device().edit(text.str()) : text.str());
-}
-
-/// As loaded the first time; read anew where faults are planted.
 template <class C>
 Module const& module() {
   static std::map<std::string, Module> modules;
   std::string const path = module_path<C>();
-  if (device().edit) {
-    static Module edited;
-    return edited = load(path);
-  }
   auto const found = modules.find(path);
-  return found != modules.end() ? found->second : modules.emplace(path, load(path)).first->second;
+  return found != modules.end() ? found->second : modules.emplace(path, emulator::load_module_file(path)).first->second;
 }
 
 /// What emulator/kernels.cu says of shared memory: the first range is all of it.

@@ -4,27 +4,25 @@
 // that the same host code prepares, launches and reads back. Device memory is host memory that the emulator watches.
 
 #include <cstdint>
-#include <functional>
 #include <string>
+#include <vector>
 
 #include "emulator/launch.hpp"
 
 namespace vcattn::emulator {
 
-struct Device {
+struct EmulatedDevice {
   GlobalMemory memory;
   std::uint64_t seed = 1;
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   int multiprocessors = 3;
-  std::string ptx_folder;
-  /// Changes the text of a module before it is loaded, to plant faults.
-  std::function<std::string(std::string)> edit;
+  std::vector<std::string> ptx_folders;  // searched in this order
   Counters counters;  // of all launches
 
   void add(Counters const& more);
 };
 
 /// The only one; not for several threads at once.
-Device& device();
+EmulatedDevice& device();
 
 }  // namespace vcattn::emulator

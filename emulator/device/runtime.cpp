@@ -13,12 +13,12 @@
 
 namespace vcattn::emulator {
 
-Device& device() {
-  static Device the_device;
+EmulatedDevice& device() {
+  static EmulatedDevice the_device;
   return the_device;
 }
 
-void Device::add(Counters const& more) {
+void EmulatedDevice::add(Counters const& more) {
   counters.warp_instructions += more.warp_instructions;
   counters.thread_instructions += more.thread_instructions;
   counters.matrix_instructions += more.matrix_instructions;
