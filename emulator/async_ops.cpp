@@ -31,7 +31,7 @@ Step init(Warp& warp, Instruction const& in, Mask mask) {
 Step arrive(Warp& warp, Instruction const& in, Mask mask) {
   each_lane(mask, [&](int lane) { warp.cta().mbarriers.arrive(shared_address(warp, in, in.op[1], lane, 0)); });
   warp.cta().event();
-  return Step::next;
+  return Step::yielded;
 }
 
 /// state, [barrier], bytes
@@ -70,9 +70,11 @@ Step try_wait(Warp& warp, Instruction const& in, Mask mask) {
 /// [to], [from], bytes, [barrier]
 Step copy_bytes(Warp& warp, Instruction const& in, Mask mask) {
   each_lane(mask, [&](int lane) {
-    warp.cta().copies.start_bytes(shared_address(warp, in, in.op[0], lane, 0),
-                                  warp.slot<std::uint64_t>(in.op[1])[lane] + static_cast<std::uint64_t>(in.offset[1]),
-                                  warp.slot<std::uint32_t>(in.op[2])[lane], shared_address(warp, in, in.op[3], lane, 2));
+    std::uint64_t const to = shared_address(warp, in, in.op[0], lane, 0);
+    std::uint32_t const bytes = warp.slot<std::uint32_t>(in.op[2])[lane];
+    warp.cta().check_not_read(to, bytes);
+    warp.cta().copies.start_bytes(to, warp.slot<std::uint64_t>(in.op[1])[lane] + static_cast<std::uint64_t>(in.offset[1]), bytes,
+                                  shared_address(warp, in, in.op[3], lane, 2));
   });
   return Step::next;
 }
@@ -80,9 +82,11 @@ Step copy_bytes(Warp& warp, Instruction const& in, Mask mask) {
 /// [to], [map, {column, row}], [barrier]
 Step copy_box(Warp& warp, Instruction const& in, Mask mask) {
   each_lane(mask, [&](int lane) {
-    warp.cta().copies.start_box(shared_address(warp, in, in.op[0], lane, 0), warp.slot<std::uint64_t>(in.op[1])[lane],
-                                warp.slot<std::int32_t>(in.op[2])[lane], warp.slot<std::int32_t>(in.op[3])[lane],
-                                shared_address(warp, in, in.op[4], lane, 1));
+    std::uint64_t const to = shared_address(warp, in, in.op[0], lane, 0);
+    std::uint32_t const bytes =
+        warp.cta().copies.start_box(to, warp.slot<std::uint64_t>(in.op[1])[lane], warp.slot<std::int32_t>(in.op[2])[lane],
+                                    warp.slot<std::int32_t>(in.op[3])[lane], shared_address(warp, in, in.op[4], lane, 1));
+    warp.cta().check_not_read(to, bytes);
   });
   return Step::next;
 }

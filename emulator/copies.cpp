@@ -28,16 +28,19 @@ void Copies::start(Copy const& copy) {
 
 void Copies::start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier) {
   if (bytes % 16 != 0) throw Fault("bulk copy of " + std::to_string(bytes) + " bytes, which is no multiple of 16");
-  start({to, from, bytes, barrier, false, 0, 0});
+  start({to, from, bytes, barrier, false, random_.one_in(2), 0, 0});
 }
 
-void Copies::start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier) {
+std::uint32_t Copies::start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier) {
   if (to % 128 != 0) throw Fault("tensor copy to " + shared_.describe(to) + ", which is not aligned to 128 bytes");
-  start({to, map, map_at(global_, map).box_bytes(), barrier, true, column, row});
+  std::uint32_t const bytes = map_at(global_, map).box_bytes();
+  start({to, map, bytes, barrier, true, random_.one_in(2), column, row});
+  return bytes;
 }
 
-std::uint32_t Copies::complete_one(Random& random) {
-  std::size_t const i = random.below(static_cast<std::uint32_t>(pending_.size()));
+std::uint32_t Copies::complete_one(bool slow_ones) {
+  std::size_t const i = random_.below(static_cast<std::uint32_t>(pending_.size()));
+  if (pending_[i].slow && !slow_ones) return 0;
   std::swap(pending_[i], pending_.back());
   Copy const copy = pending_.back();
   pending_.pop_back();

@@ -1,6 +1,7 @@
 #pragma once
 
-// Bulk copies (TMA) of a CTA. A copy spoils its destination when it starts and completes at a random later time.
+// Bulk copies (TMA) of a CTA. A copy spoils its destination when it starts and completes at a random later time; some take so long that
+// every warp has to wait for them.
 
 #include <cstdint>
 #include <vector>
@@ -14,21 +15,23 @@ namespace vcattn::emulator {
 
 class Copies {
  public:
-  Copies(GlobalMemory& global, SharedMemory& shared, Mbarriers& mbarriers) : global_(global), shared_(shared), mbarriers_(mbarriers) {}
+  Copies(GlobalMemory& global, SharedMemory& shared, Mbarriers& mbarriers, Random& random)
+      : global_(global), shared_(shared), mbarriers_(mbarriers), random_(random) {}
 
   void start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier);
-  void start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier);
+  /// Returns the bytes of the box.
+  std::uint32_t start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier);
 
   bool pending() const { return !pending_.empty(); }
-  /// Completes one of those under way. Returns the bytes that it brought.
-  std::uint32_t complete_one(Random& random);
+  /// Completes one of those under way, if it is not a slow one. Returns the bytes that it brought.
+  std::uint32_t complete_one(bool slow_ones);
 
  private:
   struct Copy {
     std::uint64_t to, from;  // from: bytes, or a tensor map
     std::uint32_t bytes;
     std::uint64_t barrier;
-    bool box;
+    bool box, slow;
     std::int32_t column, row;
   };
 
@@ -38,6 +41,7 @@ class Copies {
   GlobalMemory& global_;
   SharedMemory& shared_;
   Mbarriers& mbarriers_;
+  Random& random_;
   std::vector<Copy> pending_;
 };
 

@@ -13,6 +13,9 @@ namespace {
 constexpr std::uint32_t kNever = ~0u;
 constexpr std::uint32_t kRegistersOfCta = 65536;
 constexpr std::uint32_t kLongestSlice = 256;
+constexpr std::uint32_t kSleepOneIn = 16;     // slices that end in a sleep
+constexpr std::uint32_t kLongestSleep = 512;  // steps
+constexpr std::uint32_t kLatestStart = 256;
 
 std::string base_name(std::string const& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -171,7 +174,7 @@ Step Warp::exit(Mask leaving) {
 }
 
 Cta::Cta(Grid& cta_grid, Dim cta_index)
-    : grid(cta_grid), index(cta_index), shared(cta_grid.shared_bytes), mbarriers(shared), copies(cta_grid.global, shared, mbarriers) {
+    : grid(cta_grid), index(cta_index), shared(cta_grid.shared_bytes), mbarriers(shared), copies(cta_grid.global, shared, mbarriers, cta_grid.random) {
   for (NamedRange const& range : grid.names) shared.name(range.offset, range.bytes, range.name);
   std::uint32_t const threads = grid.block.count();
   std::uint32_t const most = std::max(grid.kernel.max_threads, threads);
@@ -180,6 +183,7 @@ Cta::Cta(Grid& cta_grid, Dim cta_index)
   for (std::uint32_t w = 0; w * kLanes < threads; ++w) {
     warps.push_back(std::make_unique<Warp>(*this, w));
     warps.back()->registers = registers;
+    warps.back()->sleeps_until = grid.random.below(kLatestStart);
   }
 }
 
@@ -203,43 +207,68 @@ void Cta::run() {
   }
 }
 
+void Cta::check_not_read(std::uint64_t address, std::uint32_t bytes) const {
+  for (auto const& warp : warps) {
+    if (warp->matrix.reads(address, address + bytes)) {
+      throw Fault("copy into " + shared.describe(address) + ", which a wgmma of " + warp->label() + " reads that it has not waited for");
+    }
+  }
+}
+
+void Cta::complete_copy(bool slow_ones) {
+  try {
+    std::uint32_t const bytes = copies.complete_one(slow_ones);
+    grid.counters.copied_bytes += bytes;
+    if (bytes != 0) event();
+  } catch (Fault const& fault) {
+    report(nullptr, fault.what());
+  }
+}
+
+/// A random one that can go on; nullptr: none can. Sleepers are woken only if all the others wait.
+Warp* Cta::next_warp() {
+  Warp* runnable[64];
+  std::uint32_t count = 0;
+  Warp* sleeper = nullptr;
+  for (auto const& warp : warps) {
+    if (warp->has_exited() || warp->stalled_at == events_) continue;
+    if (warp->sleeps_until <= steps_) {
+      runnable[count++] = warp.get();
+    } else if (sleeper == nullptr || warp->sleeps_until < sleeper->sleeps_until) {
+      sleeper = warp.get();
+    }
+  }
+  if (count > 0) return runnable[grid.random.below(count)];
+  if (sleeper != nullptr) sleeper->sleeps_until = 0;
+  return sleeper;
+}
+
 /// One slice of one warp, and perhaps something asynchronous.
 void Cta::step() {
   Random& random = grid.random;
-  if (copies.pending() && random.one_in(4)) {
-    grid.counters.copied_bytes += copies.complete_one(random);
-    event();
-  }
-  Warp* runnable[64];
-  std::uint32_t count = 0;
-  for (auto const& warp : warps) {
-    if (!warp->has_exited() && warp->stalled_at != events_) runnable[count++] = warp.get();
-  }
-  if (count == 0) {
+  ++steps_;
+  if (copies.pending() && random.one_in(4)) complete_copy(false);
+  Warp* const warp = next_warp();
+  if (warp == nullptr) {
     if (!copies.pending()) report(nullptr, "deadlock: no warp can go on");
-    try {
-      grid.counters.copied_bytes += copies.complete_one(random);
-    } catch (Fault const& fault) {
-      report(nullptr, fault.what());
-    }
-    event();
+    complete_copy(true);
     return;
   }
-  Warp& warp = *runnable[random.below(count)];
   try {
-    if (random.one_in(8)) warp.matrix.compute_one(warp);
-    Step const step = warp.run(1 + random.below(kLongestSlice));
+    if (random.one_in(8)) warp->matrix.compute_one(*warp);
+    Step const step = warp->run(1 + random.below(kLongestSlice));
     if (step == Step::blocked) {
-      warp.stalled_at = events_;
+      warp->stalled_at = events_;
     } else {
-      warp.waits_for.clear();
+      warp->waits_for.clear();
     }
     if (step == Step::exited) {
       event();
       for (std::uint32_t n = 0; n < std::size(barriers); ++n) release_barrier(n);
     }
+    if (step == Step::yielded && random.one_in(kSleepOneIn)) warp->sleeps_until = steps_ + random.below(kLongestSleep);
   } catch (Fault const& fault) {
-    report(&warp, fault.what());
+    report(warp, fault.what());
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-// A kernel as it runs: warps in slices of random length and order, their lanes together as long as they go the same way.
+// A kernel as it runs: warps in slices of random length and order, their lanes together as long as they go the same way. Now and then a warp
+// sleeps for long, at its start and where it has just released others, so that the others run ahead as far as their barriers let them.
 
 #include <cstdint>
 #include <deque>
@@ -86,6 +87,7 @@ class Warp {
   MatrixQueue matrix;
   std::uint32_t registers = 0;  // per thread
   std::string waits_for;        // for reports
+  std::uint64_t sleeps_until = 0;  // step of the CTA
   std::uint64_t stalled_at = 0;  // event number of the CTA at which it last could not go on
   std::uint64_t barrier_round[16] = {};
   bool at_barrier[16] = {};
@@ -125,6 +127,8 @@ class Cta {
   void event() { ++events_; }
   /// Warps that take part in a barrier: all of `threads`, or those that have not exited.
   void release_barrier(std::uint32_t number);
+  /// Throws Fault where a product that was not waited for reads one of these bytes.
+  void check_not_read(std::uint64_t address, std::uint32_t bytes) const;
 
   Grid& grid;
   Dim index;
@@ -139,9 +143,11 @@ class Cta {
 
  private:
   void step();
+  Warp* next_warp();
+  void complete_copy(bool slow_ones);
   [[noreturn]] void report(Warp const* warp, std::string const& what) const;
 
-  std::uint64_t events_ = 1;
+  std::uint64_t events_ = 1, steps_ = 0;
 };
 
 }  // namespace vcattn::emulator

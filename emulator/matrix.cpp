@@ -71,6 +71,14 @@ std::uint64_t row_bytes(Swizzle swizzle) {
   throw Fault("matrix descriptor without swizzle is not known to the emulator");
 }
 
+/// Where a tile of `rows` rows along M or N, or of 16 rows along K, lies; swizzling stays within 128 bytes.
+MatrixQueue::Range range_of(Descriptor const& d, int rows, bool k_major) {
+  std::uint64_t const pitch = row_bytes(d.swizzle);
+  auto const count = static_cast<std::uint64_t>(rows);
+  std::uint64_t const last = k_major ? (count - 1) / 8 * d.stride + 7 * pitch + 31 : (count * 2 - 1) / pitch * d.leading + d.stride + 8 * pitch - 1;
+  return {d.start & ~std::uint64_t{127}, ((d.start + last) | 127u) + 1};
+}
+
 /// Rows of 32 bytes of a K-major tile.
 void gather_k_major(SharedMemory& shared, Descriptor const& d, int first_row, int rows, std::uint8_t* to) {
   std::uint64_t const pitch = row_bytes(d.swizzle);
@@ -189,7 +197,8 @@ Step start_product(Warp& warp, Instruction const& in, Mask mask) {
   }
   for (auto const* end = in.operands.data() + in.operands.size(); operand != end; ++operand) check_number(warp, *operand, 1, "an immediate of wgmma");
   if (static_cast<std::size_t>(shape.sum_registers()) > in.operands.size()) throw Fault("wgmma with too few accumulators");
-  warp.matrix.start(warp, in, accumulate, a, b);
+  MatrixQueue::Range const a_range = shape.a_in_registers ? MatrixQueue::Range{} : range_of(decode(a), 4 * kWarpRows, true);
+  warp.matrix.start(warp, in, accumulate, a, b, a_range, range_of(decode(b), shape.n, shape.inputs != Inputs::f16));
   ++warp.cta().grid.counters.matrix_instructions;
   return Step::next;
 }
@@ -259,7 +268,7 @@ void MatrixQueue::check_access(Kernel const& kernel, Instruction const& in) {
 
 void MatrixQueue::fence() { std::fill(dirty_.begin(), dirty_.end(), std::uint8_t{0}); }
 
-void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b) {
+void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b, Range a_range, Range b_range) {
   // `writes` are the sums; `reads` is A.
   auto const check = [&](std::uint32_t slot, bool is_sum) {
     if (dirty_[slot] != 0 && (accumulate || !is_sum)) {
@@ -273,6 +282,8 @@ void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std:
   for (std::uint32_t const slot : in.writes) writer_[slot] = group_;
   for (std::uint32_t const slot : in.reads) reader_[slot] = group_;
   queue_.push_back({&in, accumulate, a, b, group_});
+  readers_.push_back({a_range, group_});
+  readers_.push_back({b_range, group_});
   if (warp.cta().grid.random.one_in(4)) {
     while (pending()) compute_one(warp);
   }
@@ -283,6 +294,11 @@ void MatrixQueue::wait(Warp& warp, std::uint32_t pending) {
   std::uint64_t const last = group_ - 1 - pending;
   while (!queue_.empty() && queue_.front().group <= last) compute_one(warp);
   finished_ = std::max(finished_, last);
+  std::erase_if(readers_, [&](Reader const& reader) { return reader.group <= finished_; });
+}
+
+bool MatrixQueue::reads(std::uint64_t begin, std::uint64_t end) const {
+  return std::any_of(readers_.begin(), readers_.end(), [&](Reader const& r) { return r.range.begin < end && begin < r.range.end; });
 }
 
 void MatrixQueue::compute_one(Warp& warp) {

@@ -25,13 +25,19 @@ class MatrixQueue {
   /// Rules for registers that products use: called for every other instruction that touches one. Throws Fault.
   void check_access(Kernel const& kernel, Instruction const& in);
   void fence();
-  void start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b);
+  /// Shared memory that a product reads.
+  struct Range {
+    std::uint64_t begin = 0, end = 0;
+  };
+  void start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b, Range a_range, Range b_range);
   void commit() { ++group_; }
   /// Until at most `pending` committed groups are unfinished.
   void wait(Warp& warp, std::uint32_t pending);
   /// Computes the oldest product, if there is one.
   void compute_one(Warp& warp);
   bool pending() const { return !queue_.empty(); }
+  /// Whether a product that was not waited for reads shared memory between these addresses.
+  bool reads(std::uint64_t begin, std::uint64_t end) const;
 
  private:
   struct Product {
@@ -41,7 +47,13 @@ class MatrixQueue {
     std::uint64_t group;
   };
 
+  struct Reader {
+    Range range;
+    std::uint64_t group;
+  };
+
   std::deque<Product> queue_;
+  std::vector<Reader> readers_;      // of products not waited for
   std::uint64_t group_ = 1;          // of products not committed yet
   std::uint64_t finished_ = 0;       // groups that were waited for
   std::vector<std::uint64_t> writer_, reader_;  // per slot, the last group that writes or reads it
