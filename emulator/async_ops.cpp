@@ -29,7 +29,7 @@ Step init(Warp& warp, Instruction const& in, Mask mask) {
 
 /// state, [barrier]
 Step arrive(Warp& warp, Instruction const& in, Mask mask) {
-  each_lane(mask, [&](int lane) { warp.cta().mbarriers.arrive(shared_address(warp, in, in.op[1], lane, 0)); });
+  each_lane(mask, [&](int lane) { warp.cta().mbarriers.arrive(shared_address(warp, in, in.op[1], lane, 0), warp.release()); });
   warp.cta().event();
   return Step::yielded;
 }
@@ -39,7 +39,7 @@ Step arrive_expect(Warp& warp, Instruction const& in, Mask mask) {
   each_lane(mask, [&](int lane) {
     std::uint64_t const barrier = shared_address(warp, in, in.op[1], lane, 0);
     warp.cta().mbarriers.expect(barrier, warp.slot<std::uint32_t>(in.op[2])[lane]);
-    warp.cta().mbarriers.arrive(barrier);
+    warp.cta().mbarriers.arrive(barrier, warp.release());
   });
   warp.cta().event();
   return Step::next;
@@ -62,6 +62,7 @@ Step try_wait(Warp& warp, Instruction const& in, Mask mask) {
                      std::to_string(warp.slot<std::uint32_t>(in.op[2])[first]);
     return Step::blocked;
   }
+  each_lane(done, [&](int lane) { warp.cta().mbarriers.acquire(shared_address(warp, in, in.op[1], lane, 0), warp.clock); });
   Mask& p = warp.lanes().predicates[in.op[0]];
   p = (p & ~mask) | done;
   return Step::next;
@@ -74,7 +75,7 @@ Step copy_bytes(Warp& warp, Instruction const& in, Mask mask) {
     std::uint32_t const bytes = warp.slot<std::uint32_t>(in.op[2])[lane];
     warp.cta().check_not_read(to, bytes);
     warp.cta().copies.start_bytes(to, warp.slot<std::uint64_t>(in.op[1])[lane] + static_cast<std::uint64_t>(in.offset[1]), bytes,
-                                  shared_address(warp, in, in.op[3], lane, 2));
+                                  shared_address(warp, in, in.op[3], lane, 2), warp.release());
   });
   return Step::next;
 }
@@ -85,7 +86,7 @@ Step copy_box(Warp& warp, Instruction const& in, Mask mask) {
     std::uint64_t const to = shared_address(warp, in, in.op[0], lane, 0);
     std::uint32_t const bytes =
         warp.cta().copies.start_box(to, warp.slot<std::uint64_t>(in.op[1])[lane], warp.slot<std::int32_t>(in.op[2])[lane],
-                                    warp.slot<std::int32_t>(in.op[3])[lane], shared_address(warp, in, in.op[4], lane, 1));
+                                    warp.slot<std::int32_t>(in.op[3])[lane], shared_address(warp, in, in.op[4], lane, 1), warp.release());
     warp.cta().check_not_read(to, bytes);
   });
   return Step::next;

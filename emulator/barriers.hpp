@@ -17,6 +17,8 @@ struct Mbarrier {
   std::int64_t bytes = 0;      // expected, less those that came
   std::uint64_t phase = 0;     // phases that have ended
   bool fenced = false;         // the copy engine may use it
+  std::uint32_t number = 0;    // in the order of mbarrier.init
+  Clock arrived, released;     // what those knew that arrived, in this phase and in those that have ended
 };
 
 class Mbarriers {
@@ -26,11 +28,16 @@ class Mbarriers {
   // Each throws Fault with the name of the barrier.
   void init(std::uint64_t address, std::uint32_t expected);
   void fence();
-  void arrive(std::uint64_t address, std::uint32_t count = 1);
+  void arrive(std::uint64_t address, Clock const& clock);
   void expect(std::uint64_t address, std::uint32_t bytes);
   /// For the copy engine, when a copy starts and when it has ended.
   void check_copy(std::uint64_t address);
-  void complete(std::uint64_t address, std::uint32_t bytes);
+  /// clock: what the starter of the copy knew.
+  void complete(std::uint64_t address, std::uint32_t bytes, Clock const& clock);
+  /// Of a copy that completes now.
+  Stamp stamp(std::uint64_t address) const;
+  /// After a successful wait.
+  void acquire(std::uint64_t address, Clock& clock) const;
   bool has_ended(std::uint64_t address, std::uint32_t parity) const;
   /// "kv_full[1] (phase 3, 0 arrivals and 16384 bytes missing)"
   std::string describe(std::uint64_t address) const;

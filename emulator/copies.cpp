@@ -26,15 +26,16 @@ void Copies::start(Copy const& copy) {
   pending_.push_back(copy);
 }
 
-void Copies::start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier) {
+void Copies::start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier, Clock const& clock) {
   if (bytes % 16 != 0) throw Fault("bulk copy of " + std::to_string(bytes) + " bytes, which is no multiple of 16");
-  start({to, from, bytes, barrier, false, random_.one_in(2), 0, 0});
+  start({to, from, bytes, barrier, false, random_.one_in(2), 0, 0, clock});
 }
 
-std::uint32_t Copies::start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier) {
+std::uint32_t Copies::start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier,
+                                Clock const& clock) {
   if (to % 128 != 0) throw Fault("tensor copy to " + shared_.describe(to) + ", which is not aligned to 128 bytes");
   std::uint32_t const bytes = map_at(global_, map).box_bytes();
-  start({to, map, bytes, barrier, true, random_.one_in(2), column, row});
+  start({to, map, bytes, barrier, true, random_.one_in(2), column, row, clock});
   return bytes;
 }
 
@@ -47,9 +48,9 @@ std::uint32_t Copies::complete_one(bool slow_ones) {
   if (copy.box) {
     copy_box(copy);
   } else {
-    std::memcpy(shared_.fill(copy.to, copy.bytes), global_.read(copy.from, copy.bytes, 16), copy.bytes);
+    std::memcpy(shared_.fill(copy.to, copy.bytes, mbarriers_.stamp(copy.barrier)), global_.read(copy.from, copy.bytes, 16), copy.bytes);
   }
-  mbarriers_.complete(copy.barrier, copy.bytes);
+  mbarriers_.complete(copy.barrier, copy.bytes, copy.clock);
   return copy.bytes;
 }
 
@@ -57,7 +58,7 @@ void Copies::copy_box(Copy const& copy) {
   TensorMap const map = map_at(global_, copy.from);
   std::uint32_t const row_bytes = map.box_columns * map.element_bytes;
   std::vector<std::uint8_t> line(row_bytes);
-  std::uint8_t* const to = shared_.fill(copy.to, copy.bytes);
+  std::uint8_t* const to = shared_.fill(copy.to, copy.bytes, mbarriers_.stamp(copy.barrier));
   for (std::uint32_t r = 0; r < map.box_rows; ++r) {
     std::int64_t const row = std::int64_t{copy.row} + r;
     std::memset(line.data(), 0, row_bytes);

@@ -18,9 +18,10 @@ class Copies {
   Copies(GlobalMemory& global, SharedMemory& shared, Mbarriers& mbarriers, Random& random)
       : global_(global), shared_(shared), mbarriers_(mbarriers), random_(random) {}
 
-  void start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier);
-  /// Returns the bytes of the box.
-  std::uint32_t start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier);
+  void start_bytes(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, std::uint64_t barrier, Clock const& clock);
+  /// clock: of the warp that starts it. Returns the bytes of the box.
+  std::uint32_t start_box(std::uint64_t to, std::uint64_t map, std::int32_t column, std::int32_t row, std::uint64_t barrier,
+                          Clock const& clock);
 
   bool pending() const { return !pending_.empty(); }
   /// Completes one of those under way, if it is not a slow one. Returns the bytes that it brought.
@@ -33,6 +34,7 @@ class Copies {
     std::uint64_t barrier;
     bool box, slow;
     std::int32_t column, row;
+    Clock clock;
   };
 
   void start(Copy const& copy);

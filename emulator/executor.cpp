@@ -31,6 +31,7 @@ Warp::Warp(Cta& cta, std::uint32_t index) : matrix(cta.grid.kernel.matrix_slots)
   auto const address = reinterpret_cast<std::uintptr_t>(storage_.data());
   lanes_ = {storage_.data() + (64 - address % 64) % 64 / sizeof(std::uint32_t), predicates_.data()};
   stack_.push_back({0, kNever, full_});
+  clock.time[index_] = 1;
   fill_constants();
 }
 
@@ -174,7 +175,11 @@ Step Warp::exit(Mask leaving) {
 }
 
 Cta::Cta(Grid& cta_grid, Dim cta_index)
-    : grid(cta_grid), index(cta_index), shared(cta_grid.shared_bytes), mbarriers(shared), copies(cta_grid.global, shared, mbarriers, cta_grid.random) {
+    : grid(cta_grid),
+      index(cta_index),
+      shared(cta_grid.shared_bytes),
+      mbarriers(shared),
+      copies(cta_grid.global, shared, mbarriers, cta_grid.random) {
   for (NamedRange const& range : grid.names) shared.name(range.offset, range.bytes, range.name);
   std::uint32_t const threads = grid.block.count();
   std::uint32_t const most = std::max(grid.kernel.max_threads, threads);
@@ -195,6 +200,7 @@ void Cta::release_barrier(std::uint32_t number) {
   CtaBarrier& barrier = barriers[number];
   if (barrier.arrived == 0 || barrier.arrived < warps_alive()) return;
   barrier.arrived = 0;
+  barrier.released.join(barrier.gathered);
   ++barrier.round;
   event();
 }

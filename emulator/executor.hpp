@@ -1,7 +1,7 @@
 #pragma once
 
-// A kernel as it runs: warps in slices of random length and order, their lanes together as long as they go the same way. Now and then a warp
-// sleeps for long, at its start and where it has just released others, so that the others run ahead as far as their barriers let them.
+// A kernel as it runs: warps in slices of random length and order, their lanes together as long as they go the same way. Now and then a
+// warp sleeps for long, at its start and where it has just released others, so that the others run ahead as far as their barriers let them.
 
 #include <cstdint>
 #include <deque>
@@ -85,10 +85,19 @@ class Warp {
   }
 
   MatrixQueue matrix;
-  std::uint32_t registers = 0;  // per thread
-  std::string waits_for;        // for reports
+  Clock clock;
+  /// Time of what it writes now.
+  Stamp stamp() const { return {index_, clock.time[index_]}; }
+  /// What it knows, for others; what it does from now on is later.
+  Clock release() {
+    Clock const before = clock;
+    ++clock.time[index_];
+    return before;
+  }
+  std::uint32_t registers = 0;     // per thread
+  std::string waits_for;           // for reports
   std::uint64_t sleeps_until = 0;  // step of the CTA
-  std::uint64_t stalled_at = 0;  // event number of the CTA at which it last could not go on
+  std::uint64_t stalled_at = 0;    // event number of the CTA at which it last could not go on
   std::uint64_t barrier_round[16] = {};
   bool at_barrier[16] = {};
 
@@ -114,6 +123,7 @@ class Warp {
 struct CtaBarrier {
   std::uint32_t arrived = 0;  // warps
   std::uint64_t round = 0;
+  Clock gathered, released;
 };
 
 class Cta {

@@ -14,10 +14,10 @@ namespace vcattn::emulator {
 std::span<Form const> forms_named(std::string_view name);
 
 /// Forms of the parts of the emulator; names live as long as the program.
-std::vector<Form> lane_forms();      // lane_ops.cpp
-std::vector<Form> memory_forms();    // memory_ops.cpp
-std::vector<Form> warp_forms();      // warp_ops.cpp: control flow, votes, shuffles, barriers of a CTA
-std::vector<Form> async_forms();     // async_ops.cpp: mbarriers and bulk copies
-std::vector<Form> matrix_forms();    // matrix_ops.cpp: wgmma
+std::vector<Form> lane_forms();    // lane_ops.cpp
+std::vector<Form> memory_forms();  // memory_ops.cpp
+std::vector<Form> warp_forms();    // warp_ops.cpp: control flow, votes, shuffles, barriers of a CTA
+std::vector<Form> async_forms();   // async_ops.cpp: mbarriers and bulk copies
+std::vector<Form> matrix_forms();  // matrix_ops.cpp: wgmma
 
 }  // namespace vcattn::emulator

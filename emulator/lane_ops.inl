@@ -1,5 +1,5 @@
-// Instructions that work on the registers of one lane. Compiled once per instruction set (VCATTN_ISA), so that the loops over 32 lanes become
-// vector code. Slots are read as 32-bit or 64-bit lanes, so this file is compiled without strict aliasing.
+// Instructions that work on the registers of one lane. Compiled once per instruction set (VCATTN_ISA), so that the loops over 32 lanes
+// become vector code. Slots are read as 32-bit or 64-bit lanes, so this file is compiled without strict aliasing.
 
 #include <array>
 #include <bit>
@@ -119,8 +119,12 @@ void select(Lanes const& lanes, Instruction const& in, Mask mask) {
 [[gnu::always_inline]] inline F32 fused(F32 a, F32 b, F32 c) { return quiet(std::fma(a, b, c)); }
 [[gnu::always_inline]] inline F32 divide(F32 a, F32 b) { return quiet(a / b); }
 /// Of a NaN and a number: the number. -0 < +0.
-[[gnu::always_inline]] inline F32 minimum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a < b ? a : b < a ? b : number(bits(a) | bits(b)); }
-[[gnu::always_inline]] inline F32 maximum(F32 a, F32 b) { return a != a ? quiet(b) : b != b ? a : a > b ? a : b > a ? b : number(bits(a) & bits(b)); }
+[[gnu::always_inline]] inline F32 minimum(F32 a, F32 b) {
+  return a != a ? quiet(b) : b != b ? a : a < b ? a : b < a ? b : number(bits(a) | bits(b));
+}
+[[gnu::always_inline]] inline F32 maximum(F32 a, F32 b) {
+  return a != a ? quiet(b) : b != b ? a : a > b ? a : b > a ? b : number(bits(a) & bits(b));
+}
 
 /// The product or difference is exact in FP64 but for differences of far exponents, where FP64 rounding cannot cross an FP32 number.
 F32 round_up(double x) {
@@ -212,7 +216,8 @@ U32 remainder_unsigned(U32 a, U32 b) { return b == 0 ? a : a % b; }
 S32 remainder_signed(S32 a, S32 b) { return b == 0 ? a : b == -1 ? 0 : a % b; }
 
 void insert_bits(Lanes const& lanes, Instruction const& in, Mask mask) {
-  U32 const *a = slot<U32>(lanes, in.op[1]), *b = slot<U32>(lanes, in.op[2]), *begin = slot<U32>(lanes, in.op[3]), *length = slot<U32>(lanes, in.op[4]);
+  U32 const *a = slot<U32>(lanes, in.op[1]), *b = slot<U32>(lanes, in.op[2]), *begin = slot<U32>(lanes, in.op[3]),
+            *length = slot<U32>(lanes, in.op[4]);
   U32 t[kLanes];
   VCATTN_EACH_LANE {
     U32 const shift = begin[i] & 31u;
@@ -242,7 +247,6 @@ void split_words(Lanes const& lanes, Instruction const& in, Mask mask) {
   store(slot<U32>(lanes, in.op[1]), high, mask);
 }
 
-
 // Named, because GCC 12 takes a `>` in a lambda that is a template argument for its end.
 [[gnu::always_inline]] inline U32 shift_left(U32 a, U32 b) { return b > 31 ? 0u : a << (b & 31u); }
 [[gnu::always_inline]] inline U64 shift_left_wide(U64 a, U32 b) { return b > 63 ? 0u : a << (b & 63u); }
@@ -254,13 +258,21 @@ void split_words(Lanes const& lanes, Instruction const& in, Mask mask) {
 [[gnu::always_inline]] inline U32 multiply_high_unsigned(U32 a, U32 b) { return static_cast<U32>((U64{a} * b) >> 32); }
 [[gnu::always_inline]] inline S64 multiply_high_wide(S64 a, S64 b) { return static_cast<S64>((static_cast<__int128>(a) * b) >> 64); }
 template <typename T>
-[[gnu::always_inline]] inline bool greater(T a, T b) { return a > b; }
+[[gnu::always_inline]] inline bool greater(T a, T b) {
+  return a > b;
+}
 template <typename T>
-[[gnu::always_inline]] inline bool greater_equal(T a, T b) { return a >= b; }
+[[gnu::always_inline]] inline bool greater_equal(T a, T b) {
+  return a >= b;
+}
 template <typename T>
-[[gnu::always_inline]] inline T larger(T a, T b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline T larger(T a, T b) {
+  return a > b ? a : b;
+}
 template <typename T>
-[[gnu::always_inline]] inline T smaller(T a, T b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline T smaller(T a, T b) {
+  return a < b ? a : b;
+}
 
 constexpr auto kCopy32 = unary<U32, U32, [](U32 a) { return a; }>;
 constexpr auto kCopy64 = unary<U64, U64, [](U64 a) { return a; }>;

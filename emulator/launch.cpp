@@ -73,8 +73,18 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
   Kernel const& kernel = find_kernel(module, name);
   check(kernel, config, parameters.size());
   Aligned const parameter(parameters, std::max<std::size_t>(kernel.parameter_alignment, 128));
-  Grid grid{module, kernel, global, config.grid, config.block, config.shared_bytes, parameter.data(), config.names, config.arithmetic,
-            config.count_forms, Random(config.seed), {}};
+  Grid grid{module,
+            kernel,
+            global,
+            config.grid,
+            config.block,
+            config.shared_bytes,
+            parameter.data(),
+            config.names,
+            config.arithmetic,
+            config.count_forms,
+            Random(config.seed),
+            {}};
   grid.counters.by_form.resize(kernel.form_names.size());
   Lent const lent_parameter(global, parameter.data(), parameters.size(), "parameters");
   grid.symbols[kernel.parameter] = reinterpret_cast<std::uint64_t>(parameter.data());

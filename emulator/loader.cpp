@@ -15,9 +15,7 @@ namespace vcattn::emulator {
 
 namespace {
 
-[[noreturn]] void refuse(std::uint32_t line, std::string const& what) {
-  throw LoadError("PTX line " + std::to_string(line) + ": " + what);
-}
+[[noreturn]] void refuse(std::uint32_t line, std::string const& what) { throw LoadError("PTX line " + std::to_string(line) + ": " + what); }
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%' || c == '.'; }
 
@@ -47,7 +45,9 @@ class Text {
   std::string_view peek_word() {
     skip_space();
     std::size_t end = at_;
-    while (end < text_.size() && (is_word(text_[end]) || text_.substr(end, 2) == "::" || (end > at_ && text_[end - 1] == ':' && text_[end] == ':'))) ++end;
+    while (end < text_.size() &&
+           (is_word(text_[end]) || text_.substr(end, 2) == "::" || (end > at_ && text_[end - 1] == ':' && text_[end] == ':')))
+      ++end;
     return std::string_view(text_).substr(at_, end - at_);
   }
   std::string word() {
@@ -201,7 +201,11 @@ class KernelLoader {
     std::istringstream in(text);
     std::string type;
     in >> type;
-    char const kind = type == ".pred" ? 'p' : type.find("16") != std::string::npos ? 'h' : type.find("32") != std::string::npos ? 'r' : type.find("64") != std::string::npos ? 'd' : '?';
+    char const kind = type == ".pred"                        ? 'p'
+                      : type.find("16") != std::string::npos ? 'h'
+                      : type.find("32") != std::string::npos ? 'r'
+                      : type.find("64") != std::string::npos ? 'd'
+                                                             : '?';
     if (kind == '?') refuse(text_.line(), "registers of type " + type + " are not known");
     std::string names;
     std::getline(in, names);
@@ -256,9 +260,7 @@ class KernelLoader {
   }
 
   bool is_shared(std::string const& symbol) const { return module_.shared.count(symbol) != 0; }
-  bool is_symbol(std::string const& name) const {
-    return name == kernel_.parameter || is_shared(name) || module_.globals.count(name) != 0;
-  }
+  bool is_symbol(std::string const& name) const { return name == kernel_.parameter || is_shared(name) || module_.globals.count(name) != 0; }
 
   Operand value(std::string const& text) {
     if (auto const id = find_register(text)) return {registers_[*id].kind, {*id}, "", 0, "", {}};

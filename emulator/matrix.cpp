@@ -75,29 +75,31 @@ std::uint64_t row_bytes(Swizzle swizzle) {
 MatrixQueue::Range range_of(Descriptor const& d, int rows, bool k_major) {
   std::uint64_t const pitch = row_bytes(d.swizzle);
   auto const count = static_cast<std::uint64_t>(rows);
-  std::uint64_t const last = k_major ? (count - 1) / 8 * d.stride + 7 * pitch + 31 : (count * 2 - 1) / pitch * d.leading + d.stride + 8 * pitch - 1;
+  std::uint64_t const last =
+      k_major ? (count - 1) / 8 * d.stride + 7 * pitch + 31 : (count * 2 - 1) / pitch * d.leading + d.stride + 8 * pitch - 1;
   return {d.start & ~std::uint64_t{127}, ((d.start + last) | 127u) + 1};
 }
 
 /// Rows of 32 bytes of a K-major tile.
-void gather_k_major(SharedMemory& shared, Descriptor const& d, int first_row, int rows, std::uint8_t* to) {
+void gather_k_major(SharedMemory& shared, Clock const& clock, Descriptor const& d, int first_row, int rows, std::uint8_t* to) {
   std::uint64_t const pitch = row_bytes(d.swizzle);
   for (int r = first_row; r < first_row + rows; ++r) {
     auto const row = static_cast<std::uint64_t>(r);
     std::uint64_t const plain = d.start + row / 8 * d.stride + row % 8 * pitch;
-    for (std::uint64_t chunk = 0; chunk < 32; chunk += 16, to += 16) std::memcpy(to, shared.read_chunk(swizzled(plain + chunk, d.swizzle)), 16);
+    for (std::uint64_t chunk = 0; chunk < 32; chunk += 16, to += 16)
+      std::memcpy(to, shared.read_chunk(swizzled(plain + chunk, d.swizzle), clock), 16);
   }
 }
 
 /// [16][n] of FP16, n contiguous.
-void gather_n_major(SharedMemory& shared, Descriptor const& d, int n, std::uint16_t* to) {
+void gather_n_major(SharedMemory& shared, Clock const& clock, Descriptor const& d, int n, std::uint16_t* to) {
   std::uint64_t const pitch = row_bytes(d.swizzle);
   auto const per_row = static_cast<int>(pitch / 2);
   for (std::uint64_t k = 0; k < 16; ++k) {
     for (int first = 0; first < n; first += 8, to += 8) {
       std::uint64_t const plain = d.start + static_cast<std::uint64_t>(first / per_row) * d.leading + k / 8 * d.stride + k % 8 * pitch +
                                   static_cast<std::uint64_t>(first % per_row) * 2;
-      std::memcpy(to, shared.read_chunk(swizzled(plain, d.swizzle)), 16);
+      std::memcpy(to, shared.read_chunk(swizzled(plain, d.swizzle), clock), 16);
     }
   }
 }
@@ -128,7 +130,7 @@ void compute(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a
   if (shape.a_in_registers) {
     gather_fragment(warp, sums_slots + shape.sum_registers(), a);
   } else {
-    gather_k_major(shared, decode(a_bits), static_cast<int>(warp.index() % 4) * kWarpRows, kWarpRows, a);
+    gather_k_major(shared, warp.clock, decode(a_bits), static_cast<int>(warp.index() % 4) * kWarpRows, kWarpRows, a);
   }
   static thread_local Tile tile;
   std::uint32_t* registers[kMaxColumns / 2];
@@ -141,12 +143,12 @@ void compute(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a
   bool const exact = warp.cta().grid.arithmetic == MatrixArithmetic::exact;
   if (shape.inputs == Inputs::f16) {
     alignas(64) std::uint16_t columns[16 * kMaxColumns];
-    gather_n_major(shared, decode(b_bits), shape.n, columns);
+    gather_n_major(shared, warp.clock, decode(b_bits), shape.n, columns);
     std::uint16_t rows[kWarpRows * 16];
     std::memcpy(rows, a, sizeof rows);
     (exact ? kernels().f16_exact : kernels().f16_fast)(rows, columns, shape.n, tile.sums);
   } else {
-    gather_k_major(shared, decode(b_bits), 0, shape.n, b);
+    gather_k_major(shared, warp.clock, decode(b_bits), 0, shape.n, b);
     if (shape.inputs == Inputs::s8) {
       std::int32_t sums[kWarpRows * kMaxColumns];
       auto const bytes = sizeof(std::int32_t) * static_cast<std::size_t>(kWarpRows * shape.n);
@@ -171,7 +173,8 @@ std::uint64_t uniform(Warp& warp, std::uint32_t slot, char const* what) {
 
 /// Factors of the operands, which must be 1, and the transposition of B.
 void check_number(Warp& warp, std::uint32_t slot, std::uint32_t expected, char const* what) {
-  if (*warp.slot<std::uint32_t>(slot) != expected) throw Fault(std::string(what) + " must be " + std::to_string(expected) + " in this emulator");
+  if (*warp.slot<std::uint32_t>(slot) != expected)
+    throw Fault(std::string(what) + " must be " + std::to_string(expected) + " in this emulator");
 }
 
 /// Operands: sums; A as descriptor or registers; B; accumulate as predicate, or 1; factors of A and B; transposition of B.
@@ -195,7 +198,8 @@ Step start_product(Warp& warp, Instruction const& in, Mask mask) {
   } else {
     check_number(warp, *operand++, 1, "scale-d");
   }
-  for (auto const* end = in.operands.data() + in.operands.size(); operand != end; ++operand) check_number(warp, *operand, 1, "an immediate of wgmma");
+  for (auto const* end = in.operands.data() + in.operands.size(); operand != end; ++operand)
+    check_number(warp, *operand, 1, "an immediate of wgmma");
   if (static_cast<std::size_t>(shape.sum_registers()) > in.operands.size()) throw Fault("wgmma with too few accumulators");
   MatrixQueue::Range const a_range = shape.a_in_registers ? MatrixQueue::Range{} : range_of(decode(a), 4 * kWarpRows, true);
   warp.matrix.start(warp, in, accumulate, a, b, a_range, range_of(decode(b), shape.n, shape.inputs != Inputs::f16));
@@ -229,12 +233,17 @@ template <int kIndex>
 Step shaped_start(Warp& warp, Instruction const& in, Mask mask);
 
 constexpr ShapedForm kShapedForms[] = {
-    {{"wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3", "v=ddprr", nullptr, shaped_start<0>}, {128, 32, Inputs::e4m3, Sums::f16, false}},
-    {{"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3", "v=ddprr", nullptr, shaped_start<1>}, {128, 32, Inputs::e4m3, Sums::f32, false}},
+    {{"wgmma.mma_async.sync.aligned.m64n128k32.f16.e4m3.e4m3", "v=ddprr", nullptr, shaped_start<0>},
+     {128, 32, Inputs::e4m3, Sums::f16, false}},
+    {{"wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3", "v=ddprr", nullptr, shaped_start<1>},
+     {128, 32, Inputs::e4m3, Sums::f32, false}},
     {{"wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8", "v=ddp", nullptr, shaped_start<2>}, {128, 32, Inputs::s8, Sums::s32, false}},
-    {{"wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3", "v=vdprr", nullptr, shaped_start<3>}, {136, 32, Inputs::e4m3, Sums::f32, true}},
-    {{"wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3", "v=vdprr", nullptr, shaped_start<4>}, {72, 32, Inputs::e4m3, Sums::f32, true}},
-    {{"wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16", "v=vdrrrr", nullptr, shaped_start<5>}, {128, 16, Inputs::f16, Sums::f32, true}},
+    {{"wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3", "v=vdprr", nullptr, shaped_start<3>},
+     {136, 32, Inputs::e4m3, Sums::f32, true}},
+    {{"wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3", "v=vdprr", nullptr, shaped_start<4>},
+     {72, 32, Inputs::e4m3, Sums::f32, true}},
+    {{"wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16", "v=vdrrrr", nullptr, shaped_start<5>},
+     {128, 16, Inputs::f16, Sums::f32, true}},
     {{"wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16", "v=vdrrrr", nullptr, shaped_start<6>}, {64, 16, Inputs::f16, Sums::f32, true}},
 };
 
@@ -268,7 +277,8 @@ void MatrixQueue::check_access(Kernel const& kernel, Instruction const& in) {
 
 void MatrixQueue::fence() { std::fill(dirty_.begin(), dirty_.end(), std::uint8_t{0}); }
 
-void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b, Range a_range, Range b_range) {
+void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b, Range a_range,
+                        Range b_range) {
   // `writes` are the sums; `reads` is A.
   auto const check = [&](std::uint32_t slot, bool is_sum) {
     if (dirty_[slot] != 0 && (accumulate || !is_sum)) {

@@ -53,11 +53,11 @@ class MatrixQueue {
   };
 
   std::deque<Product> queue_;
-  std::vector<Reader> readers_;      // of products not waited for
-  std::uint64_t group_ = 1;          // of products not committed yet
-  std::uint64_t finished_ = 0;       // groups that were waited for
+  std::vector<Reader> readers_;                 // of products not waited for
+  std::uint64_t group_ = 1;                     // of products not committed yet
+  std::uint64_t finished_ = 0;                  // groups that were waited for
   std::vector<std::uint64_t> writer_, reader_;  // per slot, the last group that writes or reads it
-  std::vector<std::uint8_t> dirty_;  // per slot, written since the last fence
+  std::vector<std::uint8_t> dirty_;             // per slot, written since the last fence
 };
 
 }  // namespace vcattn::emulator

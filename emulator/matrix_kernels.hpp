@@ -16,8 +16,8 @@ using MultiplyF16 = void (*)(std::uint16_t const* a, std::uint16_t const* b, int
 /// INT8, k = 32, INT32 sums that wrap.
 using MultiplyS8 = void (*)(std::uint8_t const* a, std::uint8_t const* b, int n, std::int32_t* d);
 
-/// Sums of a warp between its registers, 32 lanes each, and a plain array. Register 4 g + 2 r + i of a lane holds row lane / 4 + 8 r, column
-/// 8 g + 2 (lane % 4) + i; of FP16 sums one register holds both i.
+/// Sums of a warp between its registers, 32 lanes each, and a plain array. Register 4 g + 2 r + i of a lane holds row lane / 4 + 8 r,
+/// column 8 g + 2 (lane % 4) + i; of FP16 sums one register holds both i.
 using LoadSums = void (*)(std::uint32_t const* const* registers, int n, float* sums);
 using StoreSums = void (*)(float const* sums, int n, std::uint32_t* const* registers);
 

@@ -16,8 +16,8 @@ namespace {
 
 #include "emulator/numbers.inl"
 
-constexpr int kStep = 32;             // products of one step of the FP8 tensor core
-constexpr int kFractionBits = 13;     // below the largest exponent of a step
+constexpr int kStep = 32;              // products of one step of the FP8 tensor core
+constexpr int kFractionBits = 13;      // below the largest exponent of a step
 constexpr int kHalfFractionBits = 25;  // the same for FP16 operands
 constexpr int kNoExponent = -1000;
 
@@ -41,7 +41,8 @@ constexpr std::array<Code, 256> make_codes() {
     bool const negative = c >= 128;
     bool const nan = (c & 127u) == 127u;
     auto const number = static_cast<float>(negative ? -value : value);
-    codes[c] = {magnitude, magnitude == 0 ? kNoExponent : exponent, negative ? -1 : 0, nan ? std::numeric_limits<float>::quiet_NaN() : number, nan};
+    codes[c] = {magnitude, magnitude == 0 ? kNoExponent : exponent, negative ? -1 : 0,
+                nan ? std::numeric_limits<float>::quiet_NaN() : number, nan};
   }
   return codes;
 }
@@ -259,7 +260,8 @@ void store_f16(float const* sums, int n, std::uint32_t* const* registers) {
 }  // namespace
 
 MatrixKernels matrix_kernels() {
-  return {load_f16, load_f32, store_f16, store_f32, multiply_e4m3_exact, multiply_e4m3_fast, multiply_f16_exact, multiply_f16_fast, multiply_s8};
+  return {load_f16,           load_f32,           store_f16,         store_f32,  multiply_e4m3_exact,
+          multiply_e4m3_fast, multiply_f16_exact, multiply_f16_fast, multiply_s8};
 }
 
 }  // namespace vcattn::emulator::VCATTN_ISA

@@ -99,7 +99,7 @@ bool GlobalMemory::was_written(void const* begin, std::size_t bytes) {
 }
 
 SharedMemory::SharedMemory(std::size_t bytes)
-    : bytes_(bytes), data_(new std::uint8_t[bytes + 1]), states_(bytes, static_cast<std::uint8_t>(uninitialised)) {
+    : bytes_(bytes), data_(new std::uint8_t[bytes + 1]), states_(bytes, static_cast<std::uint8_t>(uninitialised)), stamps_(bytes / 4 + 1) {
   std::memset(data_.get(), kSpoiled, bytes);
 }
 
@@ -118,12 +118,15 @@ std::size_t SharedMemory::locate(std::uint64_t address, std::size_t bytes, char 
   check_alignment(address, alignment, what);
   if (address < kBase || address + bytes > kBase + bytes_) {
     throw Fault(std::string(what) + " of " + std::to_string(bytes) + " bytes at shared+" +
-                std::to_string(static_cast<std::int64_t>(address - kBase)) + " is outside of the " + std::to_string(bytes_) + " bytes of the CTA");
+                std::to_string(static_cast<std::int64_t>(address - kBase)) + " is outside of the " + std::to_string(bytes_) +
+                " bytes of the CTA");
   }
   return address - kBase;
 }
 
-bool SharedMemory::any(std::size_t offset, std::size_t bytes, unsigned states) const { return has_bits(states_.data() + offset, bytes, states); }
+bool SharedMemory::any(std::size_t offset, std::size_t bytes, unsigned states) const {
+  return has_bits(states_.data() + offset, bytes, states);
+}
 
 void SharedMemory::refuse(std::size_t offset, std::size_t bytes, char const* what) const {
   for (std::size_t i = offset; i < offset + bytes; ++i) {
@@ -138,24 +141,44 @@ void SharedMemory::refuse(std::size_t offset, std::size_t bytes, char const* wha
   throw Fault(std::string(what) + " refused");
 }
 
-std::uint8_t const* SharedMemory::read(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+void SharedMemory::check_known(std::size_t offset, std::size_t bytes, Clock const& reader, char const* what) const {
+  for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
+    Stamp const& stamp = stamps_[word];
+    if (stamp.is_known_to(reader)) continue;
+    bool const copied = stamp.component >= Clock::kWarps;
+    throw Fault(std::string(what) + " of " + describe(kBase + word * 4) +
+                (copied ? ", which a copy has filled, without a wait for its barrier"
+                        : ", which warp " + std::to_string(stamp.component) + " wrote, without a barrier in between"));
+  }
+}
+
+void SharedMemory::stamp(std::size_t offset, std::size_t bytes, Stamp writer) {
+  std::fill(stamps_.begin() + static_cast<std::ptrdiff_t>(offset / 4),
+            stamps_.begin() + static_cast<std::ptrdiff_t>((offset + bytes + 3) / 4), writer);
+}
+
+std::uint8_t const* SharedMemory::read(std::uint64_t address, std::size_t bytes, std::size_t alignment, Clock const& reader) {
   std::size_t const offset = locate(address, bytes, "shared read", alignment);
   if (any(offset, bytes, uninitialised | filling | barrier)) refuse(offset, bytes, "shared read");
+  check_known(offset, bytes, reader, "shared read");
   return data_.get() + offset;
 }
 
-std::uint8_t* SharedMemory::write(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+std::uint8_t* SharedMemory::write(std::uint64_t address, std::size_t bytes, std::size_t alignment, Stamp writer) {
   std::size_t const offset = locate(address, bytes, "shared write", alignment);
   if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "shared write");
   std::memset(states_.data() + offset, unfenced, bytes);
+  stamp(offset, bytes, writer);
   has_unfenced_ = true;
   return data_.get() + offset;
 }
 
-std::uint8_t const* SharedMemory::read_async(std::uint64_t address, std::size_t bytes) {
-  std::size_t const offset = locate(address, bytes, "asynchronous shared read", 16);
-  if (any(offset, bytes, uninitialised | filling | barrier | unfenced)) refuse(offset, bytes, "asynchronous shared read");
-  return data_.get() + offset;
+std::uint8_t const* SharedMemory::refuse_chunk(std::uint64_t address, Clock const& reader) const {
+  constexpr std::size_t kChunk = 16;
+  constexpr char const* kWhat = "asynchronous shared read";
+  std::size_t const offset = locate(address, kChunk, kWhat, kChunk);
+  check_known(offset, kChunk, reader, kWhat);
+  refuse(offset, kChunk, kWhat);
 }
 
 void SharedMemory::begin_filling(std::uint64_t address, std::size_t bytes) {
@@ -165,9 +188,10 @@ void SharedMemory::begin_filling(std::uint64_t address, std::size_t bytes) {
   std::memset(data_.get() + offset, kSpoiled, bytes);
 }
 
-std::uint8_t* SharedMemory::fill(std::uint64_t address, std::size_t bytes) {
+std::uint8_t* SharedMemory::fill(std::uint64_t address, std::size_t bytes, Stamp writer) {
   std::size_t const offset = address - kBase;
   std::memset(states_.data() + offset, ready, bytes);
+  stamp(offset, bytes, writer);
   return data_.get() + offset;
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "emulator/clocks.hpp"
+
 namespace vcattn::emulator {
 
 enum class Access : std::uint8_t { read, read_write };
@@ -61,37 +63,39 @@ class SharedMemory {
   std::string describe(std::uint64_t address) const;
 
   // Addresses are those that the kernel sees. Each throws Fault.
-  std::uint8_t const* read(std::uint64_t address, std::size_t bytes, std::size_t alignment);
-  std::uint8_t* write(std::uint64_t address, std::size_t bytes, std::size_t alignment);
-  /// For wgmma and the copy engine.
-  std::uint8_t const* read_async(std::uint64_t address, std::size_t bytes);
-  /// Sixteen of them.
-  std::uint8_t const* read_chunk(std::uint64_t address) {
+  std::uint8_t const* read(std::uint64_t address, std::size_t bytes, std::size_t alignment, Clock const& reader);
+  std::uint8_t* write(std::uint64_t address, std::size_t bytes, std::size_t alignment, Stamp writer);
+  /// 16 bytes for a wgmma.
+  std::uint8_t const* read_chunk(std::uint64_t address, Clock const& reader) {
     std::uint64_t const offset = address - kBase;
     if (offset <= bytes_ - 16 && bytes_ >= 16 && address % 16 == 0) {
       std::uint64_t states[2];
       std::memcpy(states, states_.data() + offset, sizeof states);
-      if ((states[0] | states[1]) == 0) return data_.get() + offset;
+      if ((states[0] | states[1]) == 0 && stamps_[offset / 4].is_known_to(reader)) return data_.get() + offset;
     }
-    return read_async(address, 16);
+    return refuse_chunk(address, reader);
   }
   /// Marks bytes that a copy is going to fill, and spoils them.
   void begin_filling(std::uint64_t address, std::size_t bytes);
-  std::uint8_t* fill(std::uint64_t address, std::size_t bytes);
+  std::uint8_t* fill(std::uint64_t address, std::size_t bytes, Stamp writer);
   void make_barrier(std::uint64_t address);
   void fence_async();
 
-  static constexpr std::uint64_t kBase = 1024;  // of dynamic shared memory; the bytes below belong to the system
+  static constexpr std::uint64_t kBase = 1024;    // of dynamic shared memory; the bytes below belong to the system
   static constexpr std::uint8_t kSpoiled = 0x7F;  // NaN as E4M3 and FP16
 
  private:
   std::size_t locate(std::uint64_t address, std::size_t bytes, char const* what, std::size_t alignment) const;
+  std::uint8_t const* refuse_chunk(std::uint64_t address, Clock const& reader) const;
+  void check_known(std::size_t offset, std::size_t bytes, Clock const& reader, char const* what) const;
+  void stamp(std::size_t offset, std::size_t bytes, Stamp writer);
   [[noreturn]] void refuse(std::size_t offset, std::size_t bytes, char const* what) const;
   bool any(std::size_t offset, std::size_t bytes, unsigned states) const;
 
   std::size_t bytes_;
   std::unique_ptr<std::uint8_t[]> data_;
   std::vector<std::uint8_t> states_;
+  std::vector<Stamp> stamps_;  // per word
   std::map<std::uint32_t, std::pair<std::size_t, std::string>> names_;
   bool has_unfenced_ = false;
 };

@@ -15,9 +15,10 @@ namespace {
 enum class Space : std::uint8_t { global, shared, param };
 
 template <Space kSpace>
-std::uint8_t const* readable(Cta& cta, std::uint64_t address, std::size_t bytes) {
+std::uint8_t const* readable(Warp& warp, std::uint64_t address, std::size_t bytes) {
+  Cta& cta = warp.cta();
   if constexpr (kSpace == Space::global) return cta.grid.global.read(address, bytes, bytes);
-  if constexpr (kSpace == Space::shared) return cta.shared.read(address, bytes, bytes);
+  if constexpr (kSpace == Space::shared) return cta.shared.read(address, bytes, bytes, warp.clock);
   auto const* const p = reinterpret_cast<std::uint8_t const*>(address);
   auto const offset = static_cast<std::int64_t>(address - reinterpret_cast<std::uint64_t>(cta.grid.parameters));
   if (offset < 0 || offset + static_cast<std::int64_t>(bytes) > cta.grid.kernel.parameter_bytes || address % bytes != 0) {
@@ -28,9 +29,10 @@ std::uint8_t const* readable(Cta& cta, std::uint64_t address, std::size_t bytes)
 }
 
 template <Space kSpace>
-std::uint8_t* writable(Cta& cta, std::uint64_t address, std::size_t bytes) {
+std::uint8_t* writable(Warp& warp, std::uint64_t address, std::size_t bytes) {
+  Cta& cta = warp.cta();
   if constexpr (kSpace == Space::global) return cta.grid.global.write(address, bytes, bytes);
-  if constexpr (kSpace == Space::shared) return cta.shared.write(address, bytes, bytes);
+  if constexpr (kSpace == Space::shared) return cta.shared.write(address, bytes, bytes, warp.stamp());
   throw Fault("write to a parameter");
 }
 
@@ -48,7 +50,7 @@ Step load(Warp& warp, Instruction const& in, Mask mask) {
   for (int n = 0; n < kCount; ++n) d[n] = warp.slot<Register>(in.op[n]);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (((mask >> lane) & 1u) == 0) continue;
-    std::uint8_t const* const from = readable<kSpace>(warp.cta(), address<kSpace>(warp, in, in.op[kCount], lane), sizeof(T) * kCount);
+    std::uint8_t const* const from = readable<kSpace>(warp, address<kSpace>(warp, in, in.op[kCount], lane), sizeof(T) * kCount);
     T values[kCount];
     std::memcpy(values, from, sizeof values);
     for (int n = 0; n < kCount; ++n) d[n][lane] = static_cast<Register>(values[n]);
@@ -62,7 +64,7 @@ Step store(Warp& warp, Instruction const& in, Mask mask) {
     if (((mask >> lane) & 1u) == 0) continue;
     T values[kCount];
     for (int n = 0; n < kCount; ++n) values[n] = static_cast<T>(warp.slot<Register>(in.op[n + 1])[lane]);
-    std::memcpy(writable<kSpace>(warp.cta(), address<kSpace>(warp, in, in.op[0], lane), sizeof values), values, sizeof values);
+    std::memcpy(writable<kSpace>(warp, address<kSpace>(warp, in, in.op[0], lane), sizeof values), values, sizeof values);
   }
   return Step::next;
 }

@@ -23,7 +23,8 @@ void check_tensor_map(TensorMap const& map) {
   require(map.mark == TensorMap::kMark, "no tensor map at this address");
   require(map.base % 16 == 0, "the tensor must be aligned to 16 bytes");
   require(map.row_bytes % 16 == 0, "rows must be multiples of 16 bytes apart");
-  require(map.rows > 0 && map.columns > 0 && map.rows <= (std::int64_t{1} << 32) && map.columns <= (std::int64_t{1} << 32), "1 to 2^32 rows and columns");
+  require(map.rows > 0 && map.columns > 0 && map.rows <= (std::int64_t{1} << 32) && map.columns <= (std::int64_t{1} << 32),
+          "1 to 2^32 rows and columns");
   require(map.box_rows >= 1 && map.box_rows <= 256 && map.box_columns >= 1 && map.box_columns <= 256, "1 to 256 rows and columns of a box");
   require(map.element_bytes == 1 || map.element_bytes == 2 || map.element_bytes == 4, "elements of 1, 2 or 4 bytes");
   require(map.box_columns * map.element_bytes % 16 == 0, "rows of a box must be multiples of 16 bytes");

@@ -24,7 +24,8 @@ constexpr std::uint64_t swizzled(std::uint64_t address, Swizzle swizzle) {
   return address;
 }
 
-/// A row-major tensor [rows][columns] that is copied in boxes; elements outside of it arrive as zeros. 128 bytes, in place of a CUtensorMap.
+/// A row-major tensor [rows][columns] that is copied in boxes; elements outside of it arrive as zeros. 128 bytes, in place of a
+/// CUtensorMap.
 struct alignas(64) TensorMap {
   static constexpr std::uint64_t kMark = 0x70616D2D6E746376u;
 

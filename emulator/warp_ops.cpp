@@ -21,7 +21,8 @@ void check_members(Warp& warp, std::uint32_t slot, Mask mask, char const* what) 
   auto const* members = warp.slot<std::uint32_t>(slot);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (((mask >> lane) & 1u) == 0) continue;
-    if (((members[lane] >> lane) & 1u) == 0) throw Fault(std::string(what) + " by lane " + std::to_string(lane) + ", which its member mask leaves out");
+    if (((members[lane] >> lane) & 1u) == 0)
+      throw Fault(std::string(what) + " by lane " + std::to_string(lane) + ", which its member mask leaves out");
     if (Mask const absent = members[lane] & ~mask & warp.full(); absent != 0) {
       throw Fault(std::string(what) + " waits for lane " + std::to_string(std::countr_zero(absent)) + ", which is elsewhere");
     }
@@ -152,6 +153,7 @@ Step cta_barrier(Warp& warp, Instruction const& in, Mask mask) {
     warp.at_barrier[number] = true;
     warp.barrier_round[number] = barrier.round;
     ++barrier.arrived;
+    barrier.gathered.join(warp.release());
     warp.cta().release_barrier(number);
   }
   if (barrier.round == warp.barrier_round[number]) {
@@ -160,6 +162,7 @@ Step cta_barrier(Warp& warp, Instruction const& in, Mask mask) {
     return Step::blocked;
   }
   warp.at_barrier[number] = false;
+  warp.clock.join(barrier.released);
   return Step::next;
 }
 
@@ -170,7 +173,8 @@ Step set_registers(Warp& warp, Instruction const& in, Mask mask) {
   std::uint32_t const wanted = *warp.slot<std::uint32_t>(in.op[0]);
   if (wanted % 8 != 0 || wanted < 24 || wanted > 256) throw Fault("setmaxnreg to " + std::to_string(wanted) + " registers");
   if (kMore ? wanted < warp.registers : wanted > warp.registers) {
-    throw Fault(std::string("setmaxnreg.") + (kMore ? "inc" : "dec") + " from " + std::to_string(warp.registers) + " to " + std::to_string(wanted));
+    throw Fault(std::string("setmaxnreg.") + (kMore ? "inc" : "dec") + " from " + std::to_string(warp.registers) + " to " +
+                std::to_string(wanted));
   }
   std::int64_t const more = (std::int64_t{wanted} - warp.registers) * kLanes;
   if (more > warp.cta().free_registers) {

@@ -82,8 +82,8 @@ cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStrea
   return cudaSuccess;
 }
 
-#define VCATTN_INSTANCE(scores, probabilities, head_dim)                                                                               \
-  template cudaError_t load_instance<TileConfig<Scores::scores, Probabilities::probabilities, head_dim>>();                            \
+#define VCATTN_INSTANCE(scores, probabilities, head_dim)                                                                                  \
+  template cudaError_t load_instance<TileConfig<Scores::scores, Probabilities::probabilities, head_dim>>();                               \
   template cudaError_t launch_instance<TileConfig<Scores::scores, Probabilities::probabilities, head_dim>>(KernelParams const&, unsigned, \
                                                                                                            cudaStream_t);
 #define VCATTN_INSTANCES(scores)      \

@@ -17,7 +17,7 @@ struct EmulatedDevice {
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   int multiprocessors = 3;
   std::vector<std::string> ptx_folders;  // searched in this order
-  Counters counters;  // of all launches
+  Counters counters;                     // of all launches
 
   void add(Counters const& more);
 };

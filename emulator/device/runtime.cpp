@@ -72,7 +72,8 @@ using Clock = std::chrono::steady_clock;
 std::shared_ptr<void> create_event() { return std::make_shared<Clock::time_point>(); }
 void record_event(void* event, void*) { *static_cast<Clock::time_point*>(event) = Clock::now(); }
 double elapsed_ms(void* start, void* stop) {
-  return std::chrono::duration<double, std::milli>(*static_cast<Clock::time_point*>(stop) - *static_cast<Clock::time_point*>(start)).count();
+  return std::chrono::duration<double, std::milli>(*static_cast<Clock::time_point*>(stop) - *static_cast<Clock::time_point*>(start))
+      .count();
 }
 
 CUtensorMap make_tensor_map(BoxedTensor const& tensor) {

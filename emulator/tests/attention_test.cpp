@@ -31,7 +31,8 @@ void check(Case const& attention_case, std::uint32_t number) {
   cuda_test::Output const first = cuda_test::run_on_device(prepared, attention_case.with_lse);
   cuda_test::expect_close(first, cuda_test::expected_result(prepared), name);
   device().seed = 1000;
-  EXPECT_TRUE(cuda_test::same_bits(first, cuda_test::run_on_device(prepared, attention_case.with_lse))) << name << ": the order of execution shows";
+  EXPECT_TRUE(cuda_test::same_bits(first, cuda_test::run_on_device(prepared, attention_case.with_lse)))
+      << name << ": the order of execution shows";
 }
 
 class EmulatedRecipe : public EmulatedAttention, public testing::WithParamInterface<char const*> {};
@@ -39,11 +40,11 @@ class EmulatedRecipe : public EmulatedAttention, public testing::WithParamInterf
 TEST_P(EmulatedRecipe, OddSizes) {
   std::uint32_t number = 0;
   for (testing_support::Sizes const& sizes : std::vector<testing_support::Sizes>{{1, 1, 1, 1, 1, 64},
-                                                                                  {1, 63, 129, 2, 1, 40},
-                                                                                  {2, 65, 127, 2, 2, 128},
-                                                                                  {1, 193, 257, 1, 1, 72},
-                                                                                  {1, 2, 509, 4, 4, 64},
-                                                                                  {1, 127, 1, 2, 1, 96}}) {
+                                                                                 {1, 63, 129, 2, 1, 40},
+                                                                                 {2, 65, 127, 2, 2, 128},
+                                                                                 {1, 193, 257, 1, 1, 72},
+                                                                                 {1, 2, 509, 4, 4, 64},
+                                                                                 {1, 127, 1, 2, 1, 96}}) {
     check({GetParam(), sizes}, number++);
   }
 }
@@ -63,13 +64,12 @@ TEST_P(EmulatedRecipe, Windows) {
 /// A last wave that several CTAs share, and the kernel that joins their parts.
 TEST_P(EmulatedRecipe, SplitLastWave) { check({GetParam(), {1, 1, 4700, 1, 1, 64}}, 40); }
 
-TEST_P(EmulatedRecipe, KeyLengths) {
-  check({GetParam(), {3, 65, 257, 2, 1, 64}, false, {0, 129, 257}}, 50);
-}
+TEST_P(EmulatedRecipe, KeyLengths) { check({GetParam(), {3, 65, 257, 2, 1, 64}, false, {0, 129, 257}}, 50); }
 
 std::string test_name(testing::TestParamInfo<char const*> const& info) {
   std::string name = info.param;
-  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, EmulatedRecipe, testing::Values("vc8", "vc8s", "vsmooth8", "vsmooth8s", "fp8", "vc8-paper"), test_name);

@@ -53,7 +53,8 @@ TEST_P(PlantedFault, IsSeen) {
   for (int n = 0; n < kSchedules; ++n) {
     device().seed = static_cast<std::uint64_t>(100 + 10 * n);
     try {
-      bool const right = std::all_of(cases.begin(), cases.end(), [](PreparedCase const& c) { return close(cuda_test::run_on_device(c.prepared), c.expected); });
+      bool const right = std::all_of(cases.begin(), cases.end(),
+                                     [](PreparedCase const& c) { return close(cuda_test::run_on_device(c.prepared), c.expected); });
       if (!right) ++wrong;
     } catch (Fault const& fault) {
       ++reported;

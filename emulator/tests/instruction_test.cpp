@@ -22,7 +22,8 @@ std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
 
 /// Random bits, numbers of moderate size, and special values. half: both halves are FP16 numbers.
 std::vector<std::uint32_t> operands(unsigned seed, bool half) {
-  constexpr std::uint32_t kSpecial[] = {0, 0x80000000u, 0x7F800000u, 0xFF800000u, 0x7FC00001u, 1, 0x007FFFFFu, 0x3F800000u, 0x7F7FFFFFu, 0x47800000u};
+  constexpr std::uint32_t kSpecial[] = {0, 0x80000000u, 0x7F800000u, 0xFF800000u, 0x7FC00001u,
+                                        1, 0x007FFFFFu, 0x3F800000u, 0x7F7FFFFFu, 0x47800000u};
   constexpr std::uint32_t kSpecialHalf[] = {0, 0x8000u, 0x7C00u, 0xFC00u, 0x7E01u, 1, 0x3FFu, 0x3C00u, 0x7BFFu, 0x400u};
   std::mt19937 random(seed);
   std::vector<std::uint32_t> words;
@@ -35,7 +36,9 @@ std::vector<std::uint32_t> operands(unsigned seed, bool half) {
         words.push_back(static_cast<std::uint32_t>(random()));
         break;
       default: {
-        auto const small = [&] { return (static_cast<float>(random() % 65536) - 32768.0f) * std::ldexp(1.0f, static_cast<int>(random() % 24) - 20); };
+        auto const small = [&] {
+          return (static_cast<float>(random() % 65536) - 32768.0f) * std::ldexp(1.0f, static_cast<int>(random() % 24) - 20);
+        };
         words.push_back(half ? static_cast<std::uint32_t>(random()) & 0xBFFFBFFFu : bits(small()));
       }
     }
@@ -48,8 +51,8 @@ using Expected = std::function<std::uint32_t(std::uint32_t, std::uint32_t, std::
 /// instruction: from %r1, %r2, %r3 to %r0.
 void check(std::string const& instruction, bool half, Expected const& expected) {
   Program program{operands(1, half), operands(2, half), operands(3, half), kThreads, kCtas};
-  auto const out = program.run("  ld.global.u32 %r1, [%rd2];\n  ld.global.u32 %r2, [%rd3];\n  ld.global.u32 %r3, [%rd4];\n  " + instruction +
-                               "\n  st.global.u32 [%rd1], %r0;\n");
+  auto const out = program.run("  ld.global.u32 %r1, [%rd2];\n  ld.global.u32 %r2, [%rd3];\n  ld.global.u32 %r3, [%rd4];\n  " +
+                               instruction + "\n  st.global.u32 [%rd1], %r0;\n");
   int wrong = 0;
   for (std::size_t i = 0; i < out.size() && wrong < 5; ++i) {
     std::uint32_t const right = expected(program.a[i], program.b[i], program.c[i]);
@@ -69,7 +72,8 @@ bool half_nan(std::uint32_t h) { return (h & 0x7FFFu) > 0x7C00u; }
 TEST(Instructions, Fp32) {
   check("add.rn.f32 %r0, %r1, %r2;", false, [](auto a, auto b, auto) { return canonical(number(a) + number(b)); });
   check("mul.rn.f32 %r0, %r1, %r2;", false, [](auto a, auto b, auto) { return canonical(number(a) * number(b)); });
-  check("fma.rn.f32 %r0, %r1, %r2, %r3;", false, [](auto a, auto b, auto c) { return canonical(std::fma(number(a), number(b), number(c))); });
+  check("fma.rn.f32 %r0, %r1, %r2, %r3;", false,
+        [](auto a, auto b, auto c) { return canonical(std::fma(number(a), number(b), number(c))); });
   check("div.rn.f32 %r0, %r1, %r2;", false, [](auto a, auto b, auto) { return canonical(number(a) / number(b)); });
   check("cvt.rpi.f32.f32 %r0, %r1;", false, [](auto a, auto, auto) { return canonical(std::ceil(number(a))); });
   check("cvt.rzi.s32.f32 %r0, %r1;", false, [](auto a, auto, auto) {
@@ -126,7 +130,9 @@ TEST(Instructions, Codes) {
     return one(b) | (one(a) << 8);
   });
   check("cvt.rn.bf16x2.f32 %r0, %r1, %r2;", false, [](auto a, auto b, auto) {
-    auto const one = [](std::uint32_t x) { return number(x) == number(x) ? reference::bf16().encode(static_cast<double>(number(x))) : 0x7FFFu; };
+    auto const one = [](std::uint32_t x) {
+      return number(x) == number(x) ? reference::bf16().encode(static_cast<double>(number(x))) : 0x7FFFu;
+    };
     return halves(one(b), one(a));
   });
 }
@@ -144,11 +150,11 @@ TEST(Instructions, Bits) {
     }
     return r;
   });
-  check("bfind.shiftamt.u32 %r0, %r1;", false, [](auto a, auto, auto) { return a == 0 ? ~0u : static_cast<std::uint32_t>(std::countl_zero(a)); });
+  check("bfind.shiftamt.u32 %r0, %r1;", false,
+        [](auto a, auto, auto) { return a == 0 ? ~0u : static_cast<std::uint32_t>(std::countl_zero(a)); });
   check("bfi.b32 %r0, %r1, %r2, 5, 9;", false, [](auto a, auto b, auto) { return (b & ~(0x1FFu << 5)) | ((a & 0x1FFu) << 5); });
-  check("and.b32 %r4, %r2, 63; shr.s32 %r0, %r1, %r4;", false, [](auto a, auto b, auto) {
-    return static_cast<std::uint32_t>(static_cast<std::int32_t>(a) >> std::min(b & 63u, 31u));
-  });
+  check("and.b32 %r4, %r2, 63; shr.s32 %r0, %r1, %r4;", false,
+        [](auto a, auto b, auto) { return static_cast<std::uint32_t>(static_cast<std::int32_t>(a) >> std::min(b & 63u, 31u)); });
 }
 
 /// The FP8 product against the measured arithmetic, on every instruction set of this machine's build.

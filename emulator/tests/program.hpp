@@ -38,7 +38,8 @@ inline std::string kernel_text(std::string const& body) {
   add.s64 %rd2, %rd2, %rd0;
   add.s64 %rd3, %rd3, %rd0;
   add.s64 %rd4, %rd4, %rd0;
-)" + body + "\n  ret;\n}\n";
+)" + body +
+         "\n  ret;\n}\n";
 }
 
 /// Words in and out, one for each thread.
