@@ -213,6 +213,16 @@ void Cta::run() {
   }
 }
 
+void Cta::check_same_product(std::uint32_t warpgroup, std::size_t n, Instruction const& in, std::uint64_t a, std::uint64_t b) {
+  if (products_.size() <= warpgroup) products_.resize(warpgroup + 1);
+  std::vector<Product>& products = products_[warpgroup];
+  if (n == products.size()) return products.push_back({&in, a, b});
+  Product const& other = products[n];
+  if (other.in != &in)
+    throw Fault("this wgmma is the one of PTX line " + std::to_string(other.in->line) + " for another warp of the warpgroup");
+  if (other.a != a || other.b != b) throw Fault("the descriptors of a wgmma differ between the warps of a warpgroup");
+}
+
 void Cta::check_not_read(std::uint64_t address, std::uint32_t bytes) const {
   for (auto const& warp : warps) {
     if (warp->matrix.reads(address, address + bytes)) {

@@ -137,6 +137,8 @@ class Cta {
   void event() { ++events_; }
   /// Warps that take part in a barrier: all of `threads`, or those that have not exited.
   void release_barrier(std::uint32_t number);
+  /// The n-th product of a warp must be that of the other warps of its warpgroup. Throws Fault.
+  void check_same_product(std::uint32_t warpgroup, std::size_t n, Instruction const& in, std::uint64_t a, std::uint64_t b);
   /// Throws Fault where a product that was not waited for reads one of these bytes.
   void check_not_read(std::uint64_t address, std::uint32_t bytes) const;
 
@@ -157,6 +159,12 @@ class Cta {
   void complete_copy(bool slow_ones);
   [[noreturn]] void report(Warp const* warp, std::string const& what) const;
 
+  struct Product {
+    Instruction const* in;
+    std::uint64_t a, b;
+  };
+
+  std::vector<std::vector<Product>> products_;  // of each warpgroup, in their order
   std::uint64_t events_ = 1, steps_ = 0;
 };
 

@@ -471,7 +471,8 @@ class KernelLoader {
         std::erase_if(*list, [&](std::uint32_t id) { return !registers_[id].matrix; });
         for (std::uint32_t& id : *list) id = registers_[id].slot;
       }
-      in.touches_matrix = !in.reads.empty() || !in.writes.empty();
+      bool const product = kernel_.form_names[in.form].starts_with("wgmma.mma_async");  // which has rules of its own
+      in.touches_matrix = !product && !(in.reads.empty() && in.writes.empty());
       for (std::uint32_t& id : in.operands) id = registers_[id].slot;
       for (std::size_t i = 0; i < in.operands.size() && i < std::size(in.op); ++i) in.op[i] = in.operands[i];
       if (in.guard >= 0) in.guard = static_cast<std::int32_t>(registers_[static_cast<std::size_t>(in.guard)].slot);

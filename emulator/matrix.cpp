@@ -201,6 +201,7 @@ Step start_product(Warp& warp, Instruction const& in, Mask mask) {
   for (auto const* end = in.operands.data() + in.operands.size(); operand != end; ++operand)
     check_number(warp, *operand, 1, "an immediate of wgmma");
   if (static_cast<std::size_t>(shape.sum_registers()) > in.operands.size()) throw Fault("wgmma with too few accumulators");
+  warp.cta().check_same_product(warp.index() / 4, warp.matrix.count(), in, a, b);
   MatrixQueue::Range const a_range = shape.a_in_registers ? MatrixQueue::Range{} : range_of(decode(a), 4 * kWarpRows, true);
   warp.matrix.start(warp, in, accumulate, a, b, a_range, range_of(decode(b), shape.n, shape.inputs != Inputs::f16));
   ++warp.cta().grid.counters.matrix_instructions;
@@ -264,7 +265,6 @@ std::string name_of(Kernel const& kernel, Instruction const& in) { return "\"" +
 }  // namespace
 
 void MatrixQueue::check_access(Kernel const& kernel, Instruction const& in) {
-  if (kernel.form_names[in.form].starts_with("wgmma.mma_async")) return;
   for (std::uint32_t const slot : in.reads) {
     if (writer_[slot] > finished_) throw Fault(name_of(kernel, in) + " reads a register that a wgmma not waited for is writing");
   }
@@ -291,6 +291,7 @@ void MatrixQueue::start(Warp& warp, Instruction const& in, bool accumulate, std:
   for (std::uint32_t const slot : in.reads) check(slot, false);
   for (std::uint32_t const slot : in.writes) writer_[slot] = group_;
   for (std::uint32_t const slot : in.reads) reader_[slot] = group_;
+  ++count_;
   queue_.push_back({&in, accumulate, a, b, group_});
   readers_.push_back({a_range, group_});
   readers_.push_back({b_range, group_});

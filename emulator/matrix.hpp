@@ -30,6 +30,8 @@ class MatrixQueue {
     std::uint64_t begin = 0, end = 0;
   };
   void start(Warp& warp, Instruction const& in, bool accumulate, std::uint64_t a, std::uint64_t b, Range a_range, Range b_range);
+  /// Products started so far.
+  std::size_t count() const { return count_; }
   void commit() { ++group_; }
   /// Until at most `pending` committed groups are unfinished.
   void wait(Warp& warp, std::uint32_t pending);
@@ -53,8 +55,9 @@ class MatrixQueue {
   };
 
   std::deque<Product> queue_;
-  std::vector<Reader> readers_;                 // of products not waited for
-  std::uint64_t group_ = 1;                     // of products not committed yet
+  std::vector<Reader> readers_;  // of products not waited for
+  std::uint64_t group_ = 1;      // of products not committed yet
+  std::size_t count_ = 0;
   std::uint64_t finished_ = 0;                  // groups that were waited for
   std::vector<std::uint64_t> writer_, reader_;  // per slot, the last group that writes or reads it
   std::vector<std::uint8_t> dirty_;             // per slot, written since the last fence
