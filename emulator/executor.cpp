@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <ostream>
 
 #include "emulator/fault.hpp"
 
@@ -31,6 +32,10 @@ Warp::Warp(Cta& cta, std::uint32_t index) : matrix(cta.grid.kernel.matrix_slots)
   auto const address = reinterpret_cast<std::uintptr_t>(storage_.data());
   lanes_ = {storage_.data() + (64 - address % 64) % 64 / sizeof(std::uint32_t), predicates_.data()};
   stack_.push_back({0, kNever, full_});
+  Trace const& wanted = cta.grid.trace;
+  Dim const size = cta.grid.size;
+  traced_ = wanted.out != nullptr && wanted.warp == index && wanted.cta == (cta.index.z * size.y + cta.index.y) * size.x + cta.index.x;
+  observed_ = traced_ || cta.grid.count_forms;
   clock.time[index_] = 1;
   fill_constants();
 }
@@ -97,6 +102,35 @@ void Warp::require_all_lanes(Mask mask, char const* what) const {
   throw Fault(std::string(what) + " by some lanes of a warp only");
 }
 
+void Warp::observe(Instruction const& in, Mask mask) {
+  Grid& grid = cta_.grid;
+  if (grid.count_forms) ++grid.counters.by_form[kernel_.form_names[in.form]];
+  if (traced_ && (in.lanes == nullptr || mask == 0)) trace(in, mask);
+}
+
+/// "PTX line, lanes, instruction = result in the first of them"
+void Warp::trace(Instruction const& in, Mask mask) const {
+  char text[64];
+  std::snprintf(text, sizeof text, "%6u %08x  ", in.line, mask);
+  std::ostream& out = *cta_.grid.trace.out;
+  out << text << kernel_.texts[in.text];
+  if (in.lanes != nullptr && mask != 0) {
+    int const lane = std::countr_zero(mask);
+    if (in.result == 'r' || in.result == 'h') {
+      std::uint32_t const x = slot<std::uint32_t>(in.op[0])[lane];
+      std::snprintf(text, sizeof text, " = 0x%08x (%g)", x, static_cast<double>(std::bit_cast<float>(x)));
+    } else if (in.result == 'd') {
+      std::snprintf(text, sizeof text, " = 0x%016llx", static_cast<unsigned long long>(slot<std::uint64_t>(in.op[0])[lane]));
+    } else if (in.result == 'p') {
+      std::snprintf(text, sizeof text, " = %08x", predicates_[in.op[0]] & mask);
+    } else {
+      text[0] = 0;
+    }
+    out << text;
+  }
+  out << '\n';
+}
+
 Step Warp::run(std::uint32_t count) {
   Counters& counters = cta_.grid.counters;
   Instruction const* const code = kernel_.code.data();
@@ -114,6 +148,7 @@ Step Warp::run(std::uint32_t count) {
     }
     ++counters.warp_instructions;
     counters.thread_instructions += static_cast<std::uint64_t>(std::popcount(mask));
+    if (observed_) observe(in, mask);
     if (mask == 0) {
       ++path.pc;
       continue;
@@ -121,6 +156,7 @@ Step Warp::run(std::uint32_t count) {
     if (in.touches_matrix) matrix.check_access(kernel_, in);
     if (in.lanes != nullptr) {
       in.lanes(lanes_, in, mask);
+      if (traced_) trace(in, mask);
       ++path.pc;
       continue;
     }

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <iosfwd>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,7 +36,13 @@ struct NamedRange {
 struct Counters {
   std::uint64_t warp_instructions = 0, thread_instructions = 0;
   std::uint64_t matrix_instructions = 0, copied_bytes = 0;
-  std::vector<std::uint64_t> by_form;  // warp instructions, in the order of Kernel::form_names; only where asked for
+  std::map<std::string, std::uint64_t> by_form;  // warp instructions by name; only where asked for
+};
+
+/// Every instruction of one warp as text.
+struct Trace {
+  std::ostream* out = nullptr;  // nullptr: none
+  std::uint32_t cta = 0, warp = 0;
 };
 
 /// What the CTAs of a launch share.
@@ -45,9 +53,10 @@ struct Grid {
   Dim size, block;
   std::uint32_t shared_bytes = 0;
   std::uint8_t const* parameters = nullptr;
-  std::vector<NamedRange> names;
+  std::vector<NamedRange> names = {};
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   bool count_forms = false;
+  Trace trace = {};
   Random random;
   Counters counters;
   /// Addresses of the module's variables.
@@ -108,10 +117,13 @@ class Warp {
   };
 
   void fill_constants();
+  void observe(Instruction const& in, Mask mask);
+  void trace(Instruction const& in, Mask mask) const;
 
   Cta& cta_;
   Kernel const& kernel_;
   std::uint32_t index_;
+  bool observed_, traced_;
   Mask full_;
   std::vector<std::uint32_t> storage_;
   std::vector<Mask> predicates_;

@@ -57,6 +57,7 @@ struct Instruction {
   std::int32_t guard = -1;  // predicate; -1: none
   bool guard_negated = false;
   bool touches_matrix = false;  // a register that a wgmma uses, too
+  char result = 0;              // kind of its first destination; 0: none
   std::uint32_t target = 0;     // of a branch
   std::uint32_t reconverge = 0;
   std::int64_t offset[3] = {};  // of its addresses

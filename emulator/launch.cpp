@@ -83,9 +83,9 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
             config.names,
             config.arithmetic,
             config.count_forms,
+            config.trace,
             Random(config.seed),
             {}};
-  grid.counters.by_form.resize(kernel.form_names.size());
   Lent const lent_parameter(global, parameter.data(), parameters.size(), "parameters");
   grid.symbols[kernel.parameter] = reinterpret_cast<std::uint64_t>(parameter.data());
   for (auto const& [symbol, alignment] : module.shared) grid.symbols[symbol] = SharedMemory::kBase;

@@ -17,8 +17,9 @@ struct LaunchConfig {
   std::uint32_t shared_bytes = 0;
   std::uint64_t seed = 1;
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
-  std::vector<NamedRange> names;
+  std::vector<NamedRange> names = {};
   bool count_forms = false;
+  Trace trace = {};
 };
 
 /// Runs the kernel whose name contains `kernel` to its end. parameters: the bytes of its structure. Global memory that the kernel may touch

@@ -408,6 +408,7 @@ class KernelLoader {
     std::string_view const pattern = form.pattern;
     bool const matrix = std::string_view(form.name).starts_with("wgmma.mma_async");
     bool destination = !pattern.empty() && pattern.find('=') != std::string_view::npos && pattern[0] != '=';
+    if (destination) in.result = pattern[0];
     std::size_t at = pattern.starts_with("=") ? 1 : 0;
     std::size_t offsets = 0;
     for (Operand& o : operands) {

@@ -17,7 +17,9 @@ struct EmulatedDevice {
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   int multiprocessors = 3;
   std::vector<std::string> ptx_folders;  // searched in this order
-  Counters counters;                     // of all launches
+  bool count_forms = false;
+  Trace trace = {};   // of the launches from now on
+  Counters counters;  // of all launches
 
   void add(Counters const& more);
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <sstream>
 
 #include "emulator/fault.hpp"
 #include "emulator/tests/program.hpp"
@@ -210,6 +211,23 @@ TEST(Copies, ArriveAndFaults) {
     EXPECT_TRUE(has(fault_of(program, begin + fence + expect + end), "before its copies"));
   }
   EXPECT_EQ(unwaited, 10);
+}
+
+TEST(Trace, ShowsOneWarp) {
+  Module const module =
+      load_module(kernel_text("  mov.u32 %r0, 7;\n  setp.lt.s32 %p0, %r30, 33;\n  @!%p0 bra $end;\n  add.s32 %r0, %r0, 1;\n$end:\n"));
+  GlobalMemory global;
+  std::ostringstream text;
+  LaunchConfig config{{1}, {64}};
+  config.trace = {&text, 0, 1};
+  config.count_forms = true;
+  std::uint8_t const parameters[32] = {};
+  Counters const counters = launch(module, "kernel", config, parameters, global);
+  EXPECT_TRUE(has(text.str(), "ffffffff  mov.u32 %r0, 7 = 0x00000007"));
+  EXPECT_TRUE(has(text.str(), "setp.lt.s32 %p0, %r30, 33 = 00000001"));
+  EXPECT_TRUE(has(text.str(), "00000001  add.s32 %r0, %r0, 1 = 0x00000008"));
+  EXPECT_EQ(counters.by_form.at("ret"), 2u);
+  EXPECT_EQ(counters.warp_instructions, 2u * 16u);
 }
 
 TEST(Budget, RegistersThatNobodyGivesBack) {
