@@ -27,10 +27,13 @@ Warp::Warp(Cta& cta, std::uint32_t index) : matrix(cta.grid.kernel.matrix_slots)
   full_ = threads >= kLanes ? kAllLanes : (Mask{1} << threads) - 1;
   // Aligned to what the widest vector loads of the host like.
   constexpr std::size_t kSlack = 64 / sizeof(std::uint32_t);
-  storage_.resize(std::size_t{kernel_.slots} * kLanes + kSlack);
+  std::vector<std::vector<std::uint32_t>>& files = cta.grid.register_files;
+  if (files.size() <= index) files.resize(index + 1);
+  std::vector<std::uint32_t>& file = files[index];
+  file.resize(std::size_t{kernel_.slots} * kLanes + kSlack);
   predicates_.resize(kernel_.predicates + 1);
-  auto const address = reinterpret_cast<std::uintptr_t>(storage_.data());
-  lanes_ = {storage_.data() + (64 - address % 64) % 64 / sizeof(std::uint32_t), predicates_.data()};
+  auto const address = reinterpret_cast<std::uintptr_t>(file.data());
+  lanes_ = {file.data() + (64 - address % 64) % 64 / sizeof(std::uint32_t), predicates_.data()};
   stack_.push_back({0, kNever, full_});
   Trace const& wanted = cta.grid.trace;
   Dim const size = cta.grid.size;

@@ -36,6 +36,7 @@ struct NamedRange {
 struct Counters {
   std::uint64_t warp_instructions = 0, thread_instructions = 0;
   std::uint64_t matrix_instructions = 0, copied_bytes = 0;
+  double matrix_seconds = 0;                     // of processor time; only where asked for
   std::map<std::string, std::uint64_t> by_form;  // warp instructions by name; only where asked for
 };
 
@@ -55,10 +56,12 @@ struct Grid {
   std::uint8_t const* parameters = nullptr;
   std::vector<NamedRange> names = {};
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
-  bool count_forms = false;
+  bool count_forms = false, time_products = false;
   Trace trace = {};
   Random random;
   Counters counters;
+  /// Registers of each warp, which one CTA leaves to the next.
+  std::vector<std::vector<std::uint32_t>> register_files = {};
   /// Addresses of the module's variables.
   std::map<std::string, std::uint64_t> symbols = {};
 };
@@ -125,7 +128,6 @@ class Warp {
   std::uint32_t index_;
   bool observed_, traced_;
   Mask full_;
-  std::vector<std::uint32_t> storage_;
   std::vector<Mask> predicates_;
   Lanes lanes_;
   std::vector<Path> stack_;  // the last one runs

@@ -83,6 +83,7 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
             config.names,
             config.arithmetic,
             config.count_forms,
+            config.time_products,
             config.trace,
             Random(config.seed),
             {}};

@@ -18,7 +18,8 @@ struct LaunchConfig {
   std::uint64_t seed = 1;
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   std::vector<NamedRange> names = {};
-  bool count_forms = false;
+  bool count_forms = false;    // Counters::by_form
+  bool time_products = false;  // Counters::matrix_seconds
   Trace trace = {};
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 
 #include "device/cpu/isa.hpp"
 #include "emulator/executor.hpp"
@@ -316,7 +317,10 @@ void MatrixQueue::compute_one(Warp& warp) {
   if (queue_.empty()) return;
   Product const product = queue_.front();
   queue_.pop_front();
+  Grid& grid = warp.cta().grid;
+  std::clock_t const start = grid.time_products ? std::clock() : 0;
   compute(warp, *product.in, product.accumulate, product.a, product.b);
+  if (grid.time_products) grid.counters.matrix_seconds += static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 std::vector<Form> matrix_forms() {

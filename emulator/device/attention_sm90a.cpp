@@ -69,8 +69,15 @@ cudaError_t launch_instance(KernelParams const& params, unsigned ctas, cudaStrea
   std::vector<emulator::NamedRange> ranges = shared_ranges(m);
   std::uint32_t const shared_bytes = ranges.front().bytes;
   ranges.erase(ranges.begin());
-  LaunchConfig config{
-      {ctas}, {C::kThreads}, shared_bytes, device().seed++, device().arithmetic, std::move(ranges), device().count_forms, device().trace};
+  LaunchConfig config{{ctas},
+                      {C::kThreads},
+                      shared_bytes,
+                      device().seed++,
+                      device().arithmetic,
+                      std::move(ranges),
+                      device().count_forms,
+                      device().time_products,
+                      device().trace};
   std::span<std::uint8_t const> const bytes(reinterpret_cast<std::uint8_t const*>(&params), sizeof params);
   device().add(emulator::launch(m, "attention_kernel", config, bytes, device().memory));
   if (params.parts == nullptr) return cudaSuccess;

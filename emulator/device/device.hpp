@@ -17,7 +17,7 @@ struct EmulatedDevice {
   MatrixArithmetic arithmetic = MatrixArithmetic::exact;
   int multiprocessors = 3;
   std::vector<std::string> ptx_folders;  // searched in this order
-  bool count_forms = false;
+  bool count_forms = false, time_products = false;
   Trace trace = {};   // of the launches from now on
   Counters counters;  // of all launches
 

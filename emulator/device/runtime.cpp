@@ -23,6 +23,7 @@ void EmulatedDevice::add(Counters const& more) {
   counters.thread_instructions += more.thread_instructions;
   counters.matrix_instructions += more.matrix_instructions;
   counters.copied_bytes += more.copied_bytes;
+  counters.matrix_seconds += more.matrix_seconds;
   for (auto const& [name, count] : more.by_form) counters.by_form[name] += count;
 }
 

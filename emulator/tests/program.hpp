@@ -62,7 +62,7 @@ struct Program {
     void const* const pointers[4] = {out.data(), a.data(), b.data(), c.data()};
     std::uint8_t parameters[32];
     std::memcpy(parameters, pointers, sizeof parameters);
-    LaunchConfig config{{ctas}, {threads}, shared_bytes, seed, MatrixArithmetic::exact, names, false};
+    LaunchConfig config{{ctas}, {threads}, shared_bytes, seed, MatrixArithmetic::exact, names, false, false};
     (void)launch(module, "kernel", config, parameters, global);
     return out;
   }
