@@ -21,18 +21,12 @@ std::vector<Form> all_forms() {
 }  // namespace
 
 std::vector<Form> lane_forms() {
+  std::span<Form const> forms = baseline::lane_forms();
+#if defined(__x86_64__)
   using device::cpu::Isa;
-  auto const forms = [] {
-    switch (device::cpu::best_isa()) {
-      case Isa::avx512:
-        return avx512::lane_forms();
-      case Isa::avx2:
-        return avx2::lane_forms();
-      case Isa::baseline:
-        break;
-    }
-    return baseline::lane_forms();
-  }();
+  if (device::cpu::best_isa() == Isa::avx2) forms = avx2::lane_forms();
+  if (device::cpu::best_isa() == Isa::avx512) forms = avx512::lane_forms();
+#endif
   return {forms.begin(), forms.end()};
 }
 

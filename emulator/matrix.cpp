@@ -4,7 +4,6 @@
 #include <cstring>
 #include <ctime>
 
-#include "device/cpu/isa.hpp"
 #include "emulator/executor.hpp"
 #include "emulator/fault.hpp"
 #include "emulator/forms.hpp"
@@ -29,18 +28,7 @@ struct Shape {
 };
 
 MatrixKernels const& kernels() {
-  using device::cpu::Isa;
-  static MatrixKernels const kKernels = [] {
-    switch (device::cpu::best_isa()) {
-      case Isa::avx512:
-        return avx512::matrix_kernels();
-      case Isa::avx2:
-        return avx2::matrix_kernels();
-      case Isa::baseline:
-        break;
-    }
-    return baseline::matrix_kernels();
-  }();
+  static MatrixKernels const kKernels = matrix_kernels(device::cpu::best_isa());
   return kKernels;
 }
 
@@ -264,6 +252,15 @@ Step shaped_start(Warp& warp, Instruction const& in, Mask mask) {
 std::string name_of(Kernel const& kernel, Instruction const& in) { return "\"" + kernel.texts[in.text].substr(0, 60) + "\""; }
 
 }  // namespace
+
+MatrixKernels matrix_kernels(device::cpu::Isa isa) {
+#if defined(__x86_64__)
+  if (isa == device::cpu::Isa::avx512) return avx512::matrix_kernels();
+  if (isa == device::cpu::Isa::avx2) return avx2::matrix_kernels();
+#endif
+  (void)isa;
+  return baseline::matrix_kernels();
+}
 
 void MatrixQueue::check_access(Kernel const& kernel, Instruction const& in) {
   for (std::uint32_t const slot : in.reads) {

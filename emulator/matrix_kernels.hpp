@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "device/cpu/isa.hpp"
+
 namespace vcattn::emulator {
 
 inline constexpr int kWarpRows = 16;
@@ -38,5 +40,8 @@ MatrixKernels matrix_kernels();
 namespace avx512 {
 MatrixKernels matrix_kernels();
 }
+
+/// Those of one of device::cpu::available_isas().
+MatrixKernels matrix_kernels(device::cpu::Isa isa);
 
 }  // namespace vcattn::emulator

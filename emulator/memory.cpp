@@ -91,13 +91,6 @@ void GlobalMemory::mark_written(void const* begin, std::size_t bytes) {
   if (bytes != 0) (void)write(reinterpret_cast<std::uint64_t>(begin), bytes, 1);
 }
 
-bool GlobalMemory::was_written(void const* begin, std::size_t bytes) {
-  auto const address = reinterpret_cast<std::uint64_t>(begin);
-  Allocation const& allocation = find(address, bytes, "question", 1);
-  auto const* written = allocation.written.data() + (address - allocation.begin);
-  return allocation.written.empty() || std::find(written, written + bytes, 0) == written + bytes;
-}
-
 SharedMemory::SharedMemory(std::size_t bytes)
     : bytes_(bytes), data_(new std::uint8_t[bytes + 1]), states_(bytes, static_cast<std::uint8_t>(uninitialised)), stamps_(bytes / 4 + 1) {
   std::memset(data_.get(), kSpoiled, bytes);

@@ -30,7 +30,6 @@ class GlobalMemory {
   void add(void const* base, std::size_t bytes, std::string const& name, Access access, bool initialised);
   void remove(void const* base);
   void mark_written(void const* begin, std::size_t bytes);
-  bool was_written(void const* begin, std::size_t bytes);
 
   /// Host memory of an access. Throws Fault outside of an allocation, for memory never written, or for a write to read-only memory.
   std::uint8_t const* read(std::uint64_t address, std::size_t bytes, std::size_t alignment);

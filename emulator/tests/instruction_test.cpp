@@ -185,7 +185,8 @@ TEST(Matrix, Fp8AsTheTensorCore) {
       }
       return part;
     };
-    for (MatrixKernels const& kernels : {baseline::matrix_kernels(), avx2::matrix_kernels(), avx512::matrix_kernels()}) {
+    for (device::cpu::Isa const isa : device::cpu::available_isas()) {
+      MatrixKernels const kernels = matrix_kernels(isa);
       std::vector<float> d(kWarpRows * kColumns);
       for (std::size_t const first : {0u, 32u}) kernels.e4m3_exact(step(a, first).data(), step(b, first).data(), kColumns, f16, d.data());
       for (int i = 0; i < kWarpRows; ++i) {
