@@ -1,4 +1,4 @@
-// mbarriers, bulk copies, and the fences between threads and the copy engine.
+// mbarriers, copies by the copy engine and by threads, and the fences between threads and the copy engine.
 
 #include "emulator/executor.hpp"
 #include "emulator/fault.hpp"
@@ -92,6 +92,30 @@ Step copy_box(Warp& warp, Instruction const& in, Mask mask) {
   return Step::next;
 }
 
+/// [to], [from], bytes, bytes that are there: all without the last one.
+template <bool kPart>
+Step thread_copy(Warp& warp, Instruction const& in, Mask mask) {
+  Cta& cta = warp.cta();
+  each_lane(mask, [&](int lane) {
+    std::uint32_t const bytes = warp.slot<std::uint32_t>(in.op[2])[lane];
+    std::uint64_t const from = warp.slot<std::uint64_t>(in.op[1])[lane] + static_cast<std::uint64_t>(in.offset[1]);
+    cta.check_not_read(shared_address(warp, in, in.op[0], lane, 0), bytes);
+    warp.copies.start(cta.grid.global, cta.shared, static_cast<std::uint32_t>(lane), shared_address(warp, in, in.op[0], lane, 0), from,
+                      bytes, kPart ? warp.slot<std::uint32_t>(in.op[3])[lane] : bytes);
+    cta.grid.counters.copied_bytes += bytes;
+  });
+  return Step::next;
+}
+Step commit_copies(Warp& warp, Instruction const&, Mask mask) {
+  warp.copies.commit(mask);
+  return Step::next;
+}
+Step wait_copies(Warp& warp, Instruction const& in, Mask mask) {
+  Cta& cta = warp.cta();
+  warp.copies.wait(cta.grid.global, cta.shared, mask, *warp.slot<std::uint32_t>(in.op[0]), warp.stamp());
+  return Step::next;
+}
+
 Step fence_barriers(Warp& warp, Instruction const&, Mask) {
   warp.cta().mbarriers.fence();
   return Step::next;
@@ -113,6 +137,10 @@ std::vector<Form> async_forms() {
       {"fence.mbarrier_init.release.cluster", "", nullptr, fence_barriers},
       {"fence.proxy.async", "", nullptr, fence_proxy},
       {"fence.proxy.async.shared::cta", "", nullptr, fence_proxy},
+      {"cp.async.cg.shared.global", "=smrr", nullptr, thread_copy<true>},
+      {"cp.async.ca.shared.global", "=smr", nullptr, thread_copy<false>},
+      {"cp.async.commit_group", "", nullptr, commit_copies},
+      {"cp.async.wait_group", "=r", nullptr, wait_copies},
       {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "=smrs", nullptr, copy_bytes},
       {"cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes", "=sts", nullptr, copy_box},
   };

@@ -76,4 +76,29 @@ void Copies::copy_box(Copy const& copy) {
   }
 }
 
+void ThreadCopies::start(GlobalMemory& global, SharedMemory& shared, std::uint32_t lane, std::uint64_t to, std::uint64_t from,
+                         std::uint32_t bytes, std::uint32_t there) {
+  if (there > bytes) throw Fault("cp.async of " + std::to_string(there) + " bytes into " + std::to_string(bytes));
+  if (there != 0) {  // otherwise the address does not matter
+    if (from % bytes != 0) throw Fault("cp.async from an address that is not aligned to " + std::to_string(bytes) + " bytes");
+    (void)global.read(from, there, 1);
+  }
+  shared.begin_filling(to, bytes, bytes);
+  pending_.push_back({lane, open_group_[lane], to, from, bytes, there});
+}
+
+void ThreadCopies::commit(Mask lanes) {
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) open_group_[lane] += (lanes >> lane) & 1u;
+}
+
+void ThreadCopies::wait(GlobalMemory& global, SharedMemory& shared, Mask lanes, std::uint32_t groups, Stamp writer) {
+  std::erase_if(pending_, [&](Copy const& copy) {
+    if (((lanes >> copy.lane) & 1u) == 0 || copy.group + groups >= open_group_[copy.lane]) return false;
+    std::uint8_t* const to = shared.fill(copy.to, copy.bytes, writer, SharedMemory::unfenced);
+    std::memset(to, 0, copy.bytes);
+    if (copy.there != 0) std::memcpy(to, global.read(copy.from, copy.there, 1), copy.there);
+    return true;
+  });
+}
+
 }  // namespace vcattn::emulator

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulator/barriers.hpp"
+#include "emulator/ir.hpp"
 #include "emulator/memory.hpp"
 #include "emulator/random.hpp"
 #include "emulator/tensor_map.hpp"
@@ -45,6 +46,28 @@ class Copies {
   Mbarriers& mbarriers_;
   Random& random_;
   std::vector<Copy> pending_;
+};
+
+/// Copies that the threads of a warp have started themselves (cp.async). The destination may not be touched before its thread has waited.
+class ThreadCopies {
+ public:
+  /// `there` of the `bytes` come from global memory, zeros behind them.
+  void start(GlobalMemory& global, SharedMemory& shared, std::uint32_t lane, std::uint64_t to, std::uint64_t from, std::uint32_t bytes,
+             std::uint32_t there);
+  void commit(Mask lanes);
+  /// Until each of the lanes has at most `groups` committed ones under way.
+  void wait(GlobalMemory& global, SharedMemory& shared, Mask lanes, std::uint32_t groups, Stamp writer);
+  bool pending() const { return !pending_.empty(); }
+
+ private:
+  struct Copy {
+    std::uint32_t lane, group;
+    std::uint64_t to, from;
+    std::uint32_t bytes, there;
+  };
+
+  std::vector<Copy> pending_;
+  std::uint32_t open_group_[kLanes] = {};
 };
 
 }  // namespace vcattn::emulator

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cstdio>
 #include <ostream>
+#include <utility>
 
 #include "emulator/fault.hpp"
+#include "emulator/launch.hpp"
 
 namespace vcattn::emulator {
 
@@ -22,7 +24,18 @@ std::string base_name(std::string const& path) { return path.substr(path.rfind('
 
 }  // namespace
 
-Warp::Warp(Cta& cta, std::uint32_t index) : matrix(cta.grid.kernel.matrix_slots), cta_(cta), kernel_(cta.grid.kernel), index_(index) {
+Counters& Counters::operator+=(Counters const& more) {
+  warp_instructions += more.warp_instructions;
+  thread_instructions += more.thread_instructions;
+  matrix_instructions += more.matrix_instructions;
+  copied_bytes += more.copied_bytes;
+  matrix_seconds += more.matrix_seconds;
+  for (auto const& [name, count] : more.by_form) by_form[name] += count;
+  return *this;
+}
+
+Warp::Warp(Cta& cta, std::uint32_t index)
+    : matrix(cta.grid.kernel.matrix_slots), local(cta.grid.kernel.local_bytes), cta_(cta), kernel_(cta.grid.kernel), index_(index) {
   std::uint32_t const threads = cta.grid.block.count() - index * kLanes;
   full_ = threads >= kLanes ? kAllLanes : (Mask{1} << threads) - 1;
   // Aligned to what the widest vector loads of the host like.
@@ -134,6 +147,53 @@ void Warp::trace(Instruction const& in, Mask mask) const {
   out << '\n';
 }
 
+void Warp::set_undefined(std::uint32_t slot, int lane, std::uint64_t address) {
+  any_undefined_ = true;
+  undefined_address_ = address;
+  undefined_.resize(kernel_.slots);
+  undefined_predicates_.resize(kernel_.predicates + 1);
+  undefined_[slot] |= Mask{1} << lane;
+}
+
+/// Before `in`: results that depend on what is not defined are not, either.
+void Warp::check_defined(Instruction const& in, Mask mask) {
+  auto const refuse = [&] {
+    throw Fault("use of a shared read of " + cta_.shared.describe(undefined_address_) + ", which was never written");
+  };
+  if (in.guard >= 0) {
+    auto const guard = static_cast<std::size_t>(in.guard);
+    if ((undefined_predicates_[guard] & mask) != 0) refuse();
+    mask &= in.guard_negated ? ~predicates_[guard] : predicates_[guard];
+  }
+  std::string const& name = kernel_.form_names[in.form];
+  Mask depends = 0;
+  for (std::uint32_t const p : in.source_predicates) depends |= undefined_predicates_[p];
+  if (name.starts_with("selp.")) {
+    Mask const chosen = predicates_[in.op[3]];
+    depends |= (undefined_[in.op[1]] & chosen) | (undefined_[in.op[2]] & ~chosen);
+  } else {
+    for (std::uint32_t const slot : in.sources) depends |= undefined_[slot];
+  }
+  if (name.starts_with("cp.async.cg") && in.operands.size() == 4) {
+    // Nothing is read from the address where there are no bytes.
+    Mask empty = 0;
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) empty |= slot<std::uint32_t>(in.op[3])[lane] == 0 ? Mask{1} << lane : 0;
+    depends = (undefined_[in.op[0]] | undefined_[in.op[2]] | undefined_[in.op[3]] | (undefined_[in.op[1]] & ~empty));
+  }
+  depends &= mask;
+  if (name.starts_with("mma.sync")) return;  // which knows better
+  if (depends != 0 && in.lanes == nullptr) refuse();
+  bool cleared = false;
+  auto const set = [&](Mask& lanes) {
+    Mask const before = std::exchange(lanes, (lanes & ~mask) | depends);
+    cleared = cleared || (before != 0 && lanes == 0);
+  };
+  for (std::uint32_t const slot : in.results) set(undefined_[slot]);
+  for (std::uint32_t const p : in.result_predicates) set(undefined_predicates_[p]);
+  auto const none = [](std::vector<Mask> const& masks) { return std::all_of(masks.begin(), masks.end(), [](Mask m) { return m == 0; }); };
+  if (cleared) any_undefined_ = !(none(undefined_) && none(undefined_predicates_));
+}
+
 Step Warp::run(std::uint32_t count) {
   Counters& counters = cta_.grid.counters;
   Instruction const* const code = kernel_.code.data();
@@ -152,6 +212,7 @@ Step Warp::run(std::uint32_t count) {
     ++counters.warp_instructions;
     counters.thread_instructions += static_cast<std::uint64_t>(std::popcount(mask));
     if (observed_) observe(in, mask);
+    if (any_undefined_) check_defined(in, path.mask);
     if (mask == 0) {
       ++path.pc;
       continue;
@@ -240,6 +301,7 @@ void Cta::release_barrier(std::uint32_t number) {
   if (barrier.arrived == 0 || barrier.arrived < warps_alive()) return;
   barrier.arrived = 0;
   barrier.released.join(barrier.gathered);
+  barrier.any_released = std::exchange(barrier.any_gathered, false);
   ++barrier.round;
   event();
 }
@@ -328,8 +390,8 @@ void Cta::step() {
 }
 
 void Cta::report(Warp const* warp, std::string const& what) const {
-  std::string text = what + "\n  in " + grid.kernel.name + ", CTA (" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
-                     std::to_string(index.z) + ")";
+  std::string text = what + "\n  in " + demangled(grid.kernel.name) + ", CTA (" + std::to_string(index.x) + ", " + std::to_string(index.y) +
+                     ", " + std::to_string(index.z) + ")";
   if (warp != nullptr) text += ", " + warp->label() + " " + warp->where();
   for (auto const& other : warps) {
     if (other.get() == warp || other->has_exited() || other->waits_for.empty()) continue;

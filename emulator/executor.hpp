@@ -38,6 +38,8 @@ struct Counters {
   std::uint64_t matrix_instructions = 0, copied_bytes = 0;
   double matrix_seconds = 0;                     // of processor time; only where asked for
   std::map<std::string, std::uint64_t> by_form;  // warp instructions by name; only where asked for
+
+  Counters& operator+=(Counters const& more);
 };
 
 /// Every instruction of one warp as text.
@@ -97,6 +99,8 @@ class Warp {
   }
 
   MatrixQueue matrix;
+  LocalMemory local;
+  ThreadCopies copies;
   Clock clock;
   /// Time of what it writes now.
   Stamp stamp() const { return {index_, clock.time[index_]}; }
@@ -106,6 +110,13 @@ class Warp {
     ++clock.time[index_];
     return before;
   }
+  /// A register holds shared memory that was never written. It may be moved and computed with; what depends on it may not
+  /// reach memory, an address or a branch.
+  void set_undefined(std::uint32_t slot, int lane, std::uint64_t address);
+  /// Lanes in which a slot is not defined, and setting them, for products.
+  bool any_undefined() const { return any_undefined_; }
+  Mask undefined(std::uint32_t slot) const { return any_undefined_ ? undefined_[slot] : 0; }
+  void set_undefined_lanes(std::uint32_t slot, Mask lanes) { undefined_[slot] = lanes; }
   std::uint32_t registers = 0;     // per thread
   std::string waits_for;           // for reports
   std::uint64_t sleeps_until = 0;  // step of the CTA
@@ -121,6 +132,7 @@ class Warp {
 
   void fill_constants();
   void observe(Instruction const& in, Mask mask);
+  void check_defined(Instruction const& in, Mask mask);
   void trace(Instruction const& in, Mask mask) const;
 
   Cta& cta_;
@@ -129,6 +141,9 @@ class Warp {
   bool observed_, traced_;
   Mask full_;
   std::vector<Mask> predicates_;
+  std::vector<Mask> undefined_, undefined_predicates_;  // lanes, by slot and number
+  bool any_undefined_ = false;
+  std::uint64_t undefined_address_ = 0;  // of the last one
   Lanes lanes_;
   std::vector<Path> stack_;  // the last one runs
 };
@@ -138,6 +153,7 @@ struct CtaBarrier {
   std::uint32_t arrived = 0;  // warps
   std::uint64_t round = 0;
   Clock gathered, released;
+  bool any_gathered = false, any_released = false;  // of the predicates of bar.red.or
 };
 
 class Cta {

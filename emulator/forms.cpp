@@ -11,7 +11,7 @@ namespace {
 
 std::vector<Form> all_forms() {
   std::vector<Form> forms;
-  for (auto const& part : {lane_forms(), memory_forms(), warp_forms(), async_forms(), matrix_forms()}) {
+  for (auto const& part : {lane_forms(), memory_forms(), warp_forms(), async_forms(), matrix_forms(), mma_forms()}) {
     forms.insert(forms.end(), part.begin(), part.end());
   }
   std::stable_sort(forms.begin(), forms.end(), [](Form const& a, Form const& b) { return std::string_view(a.name) < b.name; });

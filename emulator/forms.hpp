@@ -18,6 +18,7 @@ std::vector<Form> lane_forms();    // lane_ops.cpp
 std::vector<Form> memory_forms();  // memory_ops.cpp
 std::vector<Form> warp_forms();    // warp_ops.cpp: control flow, votes, shuffles, barriers of a CTA
 std::vector<Form> async_forms();   // async_ops.cpp: mbarriers and bulk copies
-std::vector<Form> matrix_forms();  // matrix_ops.cpp: wgmma
+std::vector<Form> matrix_forms();  // matrix.cpp: wgmma
+std::vector<Form> mma_forms();     // mma_ops.cpp: mma.sync and ldmatrix
 
 }  // namespace vcattn::emulator

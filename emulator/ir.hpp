@@ -62,11 +62,13 @@ struct Instruction {
   std::uint32_t reconverge = 0;
   std::int64_t offset[3] = {};  // of its addresses
   std::vector<std::uint32_t> operands;
-  std::vector<std::uint32_t> reads, writes;  // slots
-  std::uint32_t form = 0;                    // Kernel::form_names
-  std::uint32_t line = 0;                    // of the PTX
-  std::uint32_t file = 0, source_line = 0;   // of the CUDA source; 0: unknown
-  std::uint32_t text = 0;                    // Kernel::texts
+  std::vector<std::uint32_t> reads, writes;  // slots that a wgmma uses, too
+  // All registers: slots and numbers of predicates.
+  std::vector<std::uint32_t> sources, results, source_predicates, result_predicates;
+  std::uint32_t form = 0;                   // Kernel::form_names
+  std::uint32_t line = 0;                   // of the PTX
+  std::uint32_t file = 0, source_line = 0;  // of the CUDA source; 0: unknown
+  std::uint32_t text = 0;                   // Kernel::texts
 };
 
 /// A slot that is filled when a kernel starts.
@@ -84,11 +86,24 @@ struct GlobalVariable {
   std::vector<std::uint8_t> bytes;
 };
 
+/// A parameter, or a variable of static shared memory: where it lies among its like.
+struct Placed {
+  std::string symbol;
+  std::uint32_t offset = 0, bytes = 0;
+};
+
+/// Behind `offset`, aligned.
+constexpr std::uint32_t aligned_up(std::uint32_t offset, std::uint32_t alignment) {
+  return (offset + alignment - 1) / alignment * alignment;
+}
+
 struct Kernel {
   std::string name;
-  std::string parameter;  // symbol of the parameters
+  std::vector<Placed> parameters, shared, local;
   std::uint32_t parameter_bytes = 0, parameter_alignment = 1;
-  std::uint32_t max_threads = 0;  // .maxntid; 0: not said
+  std::uint32_t shared_bytes = 0;  // static
+  std::uint32_t local_bytes = 0;   // of each thread
+  std::uint32_t max_threads = 0;   // .maxntid; 0: not said
   std::uint32_t slots = 0, predicates = 0;
   std::vector<Constant> constants;
   std::vector<Instruction> code;

@@ -19,6 +19,7 @@ using U64 = std::uint64_t;
 using S32 = std::int32_t;
 using S64 = std::int64_t;
 using F32 = float;
+using F64 = double;
 
 // clang-format off
 #define VCATTN_EACH_LANE _Pragma("GCC ivdep") for (int i = 0; i < kLanes; ++i)
@@ -177,6 +178,34 @@ template <auto kFunction, typename... Halves>
   U32 const b = bits(x);
   return (b & 0x7FFFFFFFu) > 0x7F800000u ? kNan16 : (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16;
 }
+/// a b + c with one rounding to BF16: exact in FP64 but for sums of far exponents, then rounded to odd twice.
+inline U32 fused_bfloat(U32 a, U32 b, U32 c) {
+  auto const from = [](U32 x) { return static_cast<double>(number(x << 16)); };
+  double const p = from(a) * from(b);
+  double const q = from(c);
+  double s = p + q;
+  double const part = s - p;
+  double const error = (p - (s - part)) + (q - part);
+  if (std::isfinite(s) && error != 0.0 && (std::bit_cast<U64>(s) & 1u) == 0) {
+    s = std::bit_cast<double>(std::bit_cast<U64>(s) + ((error < 0.0) != (s < 0.0) ? ~U64{0} : U64{1}));
+  }
+  auto r = static_cast<F32>(s);
+  if (static_cast<double>(r) != s && s == s) {
+    if (std::abs(static_cast<double>(r)) > std::abs(s)) r = number(bits(r) - 1);
+    r = number(bits(r) | 1u);
+  }
+  return to_bf16(r);
+}
+inline U32 subtract_bfloat(U32 a, U32 b) { return fused_bfloat(a, 0x3F80u, b ^ 0x8000u); }
+/// 1 where equal.
+inline U32 equal_bfloat(U32 a, U32 b) { return number(a << 16) == number(b << 16) ? 0x3F80u : 0u; }
+
+[[gnu::always_inline]] inline U32 e4m3_to_half(U32 code) {
+  U32 const magnitude = code & 0x7Fu;
+  U32 const finite = magnitude >= 8u ? (magnitude << 7) + (8u << 10) : to_half(static_cast<F32>(static_cast<S32>(magnitude)) * 0x1p-9f);
+  return magnitude == 0x7Fu ? kNan16 : finite | ((code & 0x80u) << 8);
+}
+
 /// Nearest even, saturating.
 [[gnu::always_inline]] inline U32 to_e4m3(F32 x) {
   U32 const magnitude = bits(x) & 0x7FFFFFFFu;
@@ -227,6 +256,29 @@ void insert_bits(Lanes const& lanes, Instruction const& in, Mask mask) {
   store(slot<U32>(lanes, in.op[0]), t, mask);
 }
 
+void insert_bits_wide(Lanes const& lanes, Instruction const& in, Mask mask) {
+  U64 const *a = slot<U64>(lanes, in.op[1]), *b = slot<U64>(lanes, in.op[2]);
+  U32 const *begin = slot<U32>(lanes, in.op[3]), *length = slot<U32>(lanes, in.op[4]);
+  U64 t[kLanes];
+  VCATTN_EACH_LANE {
+    U32 const shift = begin[i] & 63u;
+    U64 const field = (length[i] >= 64 ? ~U64{0} : (U64{1} << (length[i] & 63u)) - 1u) << shift;
+    t[i] = (b[i] & ~field) | ((a[i] << shift) & field);
+  }
+  store(slot<U64>(lanes, in.op[0]), t, mask);
+}
+
+S64 divide_signed_wide(S64 a, S64 b) { return b == 0 ? -1 : b == -1 ? static_cast<S64>(0u - static_cast<U64>(a)) : a / b; }
+U32 dot_bytes(U32 a, U32 b, U32 c) {
+  for (int n = 0; n < 32; n += 8) c += static_cast<U32>(static_cast<std::int8_t>(a >> n) * static_cast<std::int8_t>(b >> n));
+  return c;
+}
+[[gnu::always_inline]] inline U32 truncate_to_unsigned(F32 x) {
+  if (!(x > 0.0f)) return 0;
+  return x >= 4294967296.0f ? ~0u : static_cast<U32>(x);
+}
+[[gnu::always_inline]] inline U32 half_word(U32 a) { return a & 0xFFFFu; }
+
 // Moves --------------------------------------------------------------------------------------------------------------------------------
 
 /// {low, high} of 16 bits each from a register.
@@ -245,6 +297,20 @@ void split_words(Lanes const& lanes, Instruction const& in, Mask mask) {
   VCATTN_EACH_LANE high[i] = static_cast<U32>(a[i] >> 32);
   store(slot<U32>(lanes, in.op[0]), low, mask);
   store(slot<U32>(lanes, in.op[1]), high, mask);
+}
+
+void copy_predicate(Lanes const& lanes, Instruction const& in, Mask mask) {
+  Mask& p = lanes.predicates[in.op[0]];
+  p = (p & ~mask) | (lanes.predicates[in.op[1]] & mask);
+}
+void exclusive_or_number(Lanes const& lanes, Instruction const& in, Mask mask) {
+  Mask& p = lanes.predicates[in.op[0]];
+  Mask const result = lanes.predicates[in.op[1]] ^ (*slot<U32>(lanes, in.op[2]) != 0 ? kAllLanes : 0);
+  p = (p & ~mask) | (result & mask);
+}
+void set_predicate(Lanes const& lanes, Instruction const& in, Mask mask) {
+  Mask& p = lanes.predicates[in.op[0]];
+  p = (p & ~mask) | (*slot<U32>(lanes, in.op[1]) != 0 ? mask : 0);
 }
 
 // Named, because GCC 12 takes a `>` in a lambda that is a template argument for its end.
@@ -274,6 +340,9 @@ template <typename T>
   return a < b ? a : b;
 }
 
+/// Of a NaN and a number: the number.
+inline F64 larger_number(F64 a, F64 b) { return a != a ? b : b != b ? a : larger(a, b); }
+
 constexpr auto kCopy32 = unary<U32, U32, [](U32 a) { return a; }>;
 constexpr auto kCopy64 = unary<U64, U64, [](U64 a) { return a; }>;
 constexpr auto kAdd32 = binary<U32, U32, U32, [](U32 a, U32 b) { return a + b; }>;
@@ -297,6 +366,9 @@ constexpr Form kForms[] = {
     {"mov.b16", "h=h", kCopy32},
     {"mov.u16", "h=h", kCopy32},
     {"mov.b64", "d=d", kCopy64},
+    {"mov.f64", "d=d", kCopy64},
+    {"mov.pred", "p=p", copy_predicate},
+    {"mov.pred", "p=r", set_predicate},
     {"mov.u64", "d=d", kCopy64},
     {"mov.b32", "{hh}=r", split_halves},
     {"mov.b32", "r={hh}", binary<U32, U32, U32, [](U32 a, U32 b) { return a | (b << 16); }>},
@@ -360,15 +432,27 @@ constexpr Form kForms[] = {
     {"clz.b32", "r=r", unary<U32, U32, [](U32 a) { return static_cast<U32>(std::countl_zero(a)); }>},
     {"popc.b32", "r=r", unary<U32, U32, [](U32 a) { return static_cast<U32>(std::popcount(a)); }>},
     {"bfi.b32", "r=rrrr", insert_bits},
+    {"bfi.b64", "d=ddrr", insert_bits_wide},
+    {"add.s16", "h=hh", binary<U32, U32, U32, [](U32 a, U32 b) { return half_word(a + b); }>},
+    {"and.b16", "h=hh", binary<U32, U32, U32, [](U32 a, U32 b) { return half_word(a & b); }>},
+    {"mul.wide.u16", "r=hh", binary<U32, U32, U32, [](U32 a, U32 b) { return half_word(a) * half_word(b); }>},
+    {"div.s64", "d=dd", binary<S64, S64, S64, divide_signed_wide>},
+    {"neg.s64", "d=d", unary<U64, U64, [](U64 a) { return U64{0} - a; }>},
+    {"not.b64", "d=d", unary<U64, U64, [](U64 a) { return ~a; }>},
+    {"dp4a.s32.s32", "r=rrr", ternary<U32, U32, U32, U32, dot_bytes>},
 
     {"and.pred", "p=pp", logic<[](Mask a, Mask b) { return a & b; }>},
     {"or.pred", "p=pp", logic<[](Mask a, Mask b) { return a | b; }>},
     {"xor.pred", "p=pp", logic<[](Mask a, Mask b) { return a ^ b; }>},
+    {"xor.pred", "p=pr", exclusive_or_number},
     {"not.pred", "p=p", logic_not},
     {"selp.b32", "r=rrp", select<U32>},
     {"selp.u32", "r=rrp", select<U32>},
     {"selp.s32", "r=rrp", select<U32>},
     {"selp.f32", "r=rrp", select<U32>},
+    {"selp.b16", "h=hhp", select<U32>},
+    {"selp.u16", "h=hhp", select<U32>},
+    {"selp.f64", "d=ddp", select<U64>},
     {"selp.b64", "d=ddp", select<U64>},
     {"selp.u64", "d=ddp", select<U64>},
 
@@ -376,6 +460,10 @@ constexpr Form kForms[] = {
     {"setp.ne.b32", "p=rr", compare<U32, [](U32 a, U32 b) { return a != b; }>},
     {"setp.eq.s32", "p=rr", compare<U32, [](U32 a, U32 b) { return a == b; }>},
     {"setp.ne.s32", "p=rr", compare<U32, [](U32 a, U32 b) { return a != b; }>},
+    {"setp.ne.u32", "p=rr", compare<U32, [](U32 a, U32 b) { return a != b; }>},
+    {"setp.eq.s16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(a) == half_word(b); }>},
+    {"setp.lt.u16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(a) < half_word(b); }>},
+    {"setp.gt.u16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(b) < half_word(a); }>},
     {"setp.lt.s32", "p=rr", compare<S32, [](S32 a, S32 b) { return a < b; }>},
     {"setp.le.s32", "p=rr", compare<S32, [](S32 a, S32 b) { return a <= b; }>},
     {"setp.gt.s32", "p=rr", compare<S32, greater<S32>>},
@@ -402,6 +490,9 @@ constexpr Form kForms[] = {
     {"setp.leu.f32", "p=rr", compare<F32, [](F32 a, F32 b) { return !greater(a, b); }>},
     {"setp.gtu.f32", "p=rr", compare<F32, [](F32 a, F32 b) { return !(a <= b); }>},
     {"setp.geu.f32", "p=rr", compare<F32, [](F32 a, F32 b) { return !(a < b); }>},
+    {"setp.gt.f64", "p=dd", compare<F64, greater<F64>>},
+    {"setp.gtu.f64", "p=dd", compare<F64, [](F64 a, F64 b) { return !(a <= b); }>},
+    {"setp.leu.f64", "p=dd", compare<F64, [](F64 a, F64 b) { return !greater(a, b); }>},
     {"setp.nan.f32", "p=rr", compare<F32, [](F32 a, F32 b) { return a != a || b != b; }>},
     {"setp.num.f32", "p=rr", compare<F32, [](F32 a, F32 b) { return a == a && b == b; }>},
 
@@ -419,6 +510,14 @@ constexpr Form kForms[] = {
     {"max.f32", "r=rr", binary<F32, F32, F32, maximum>},
     {"neg.f32", "r=r", unary<U32, U32, [](U32 a) { return a ^ 0x80000000u; }>},
     {"abs.f32", "r=r", unary<U32, U32, [](U32 a) { return a & 0x7FFFFFFFu; }>},
+    {"rcp.rn.f32", "r=r", unary<F32, F32, [](F32 a) { return divide(1.0f, a); }>},
+    {"sqrt.rn.f32", "r=r", unary<F32, F32, [](F32 a) { return quiet(std::sqrt(a)); }>},
+    {"copysign.f32", "r=rr", binary<U32, U32, U32, [](U32 a, U32 b) { return (a & 0x80000000u) | (b & 0x7FFFFFFFu); }>},
+    {"add.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a + b; }>},
+    {"mul.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a * b; }>},
+    {"div.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a / b; }>},
+    {"max.f64", "d=dd", binary<F64, F64, F64, larger_number>},
+    {"neg.f64", "d=d", unary<F64, F64, [](F64 a) { return -a; }>},
     {"ex2.approx.ftz.f32", "r=r", unary<F32, F32, exp2_flushed>},
 
     {"max.f16x2", "r=rr", binary<U32, U32, U32, both_halves<max_half, U32, U32>>},
@@ -426,9 +525,26 @@ constexpr Form kForms[] = {
     {"fma.rn.relu.f16x2", "r=rrr",
      ternary<U32, U32, U32, U32, both_halves<[](U32 a, U32 b, U32 c) { return relu_half(fused_half(a, b, c)); }, U32, U32, U32>>},
 
+    {"fma.rn.bf16x2", "r=rrr", ternary<U32, U32, U32, U32, both_halves<fused_bfloat, U32, U32, U32>>},
+    {"sub.bf16x2", "r=rr", binary<U32, U32, U32, both_halves<subtract_bfloat, U32, U32>>},
+    {"set.eq.bf16x2.bf16x2", "r=rr", binary<U32, U32, U32, both_halves<equal_bfloat, U32, U32>>},
+
+    {"cvt.f64.f32", "d=r", unary<F64, F32, [](F32 a) { return static_cast<F64>(a); }>},
+    {"cvt.rn.f32.f64", "r=d", unary<F32, F64, [](F64 a) { return quiet(static_cast<F32>(a)); }>},
+    {"cvt.rn.f64.s32", "d=r", unary<F64, S32, [](S32 a) { return static_cast<F64>(a); }>},
+    {"cvt.rpi.f64.f64", "d=d", unary<F64, F64, [](F64 a) { return std::ceil(a); }>},
+    {"cvt.rn.f32.s64", "r=d", unary<F32, S64, [](S64 a) { return static_cast<F32>(a); }>},
+    {"cvt.rn.f32.u16", "r=h", unary<F32, U32, [](U32 a) { return static_cast<F32>(half_word(a)); }>},
+    {"cvt.rzi.u32.f32", "r=r", unary<U32, F32, truncate_to_unsigned>},
+    {"cvt.u64.u16", "d=h", unary<U64, U32, [](U32 a) { return U64{half_word(a)}; }>},
+    {"cvt.f32.bf16", "r=h", unary<U32, U32, [](U32 a) { return a << 16; }>},
+    {"cvt.rn.bf16.f32", "h=r", unary<U32, F32, to_bf16>},
+    {"cvt.rn.f16x2.e4m3x2", "r=h",
+     unary<U32, U32, [](U32 a) { return e4m3_to_half(a & 0xFFu) | (e4m3_to_half((a >> 8) & 0xFFu) << 16); }>},
     {"cvt.u32.u64", "r=d", unary<U32, U64, [](U64 a) { return static_cast<U32>(a); }>},
     {"cvt.u64.u32", "d=r", unary<U64, U32, [](U32 a) { return U64{a}; }>},
     {"cvt.s64.s32", "d=r", unary<S64, S32, [](S32 a) { return S64{a}; }>},
+    {"cvt.s64.s32", "d=d", unary<S64, S64, [](S64 a) { return S64{static_cast<S32>(a)}; }>},
     {"cvt.u32.u16", "r=h", kCopy32},
     {"cvt.s32.s16", "r=h", unary<S32, U32, [](U32 a) { return S32{static_cast<std::int16_t>(a)}; }>},
     {"cvt.u16.u32", "h=r", unary<U32, U32, [](U32 a) { return a & 0xFFFFu; }>},

@@ -1,7 +1,11 @@
 #include "emulator/launch.hpp"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 
 #include "emulator/fault.hpp"
@@ -49,15 +53,31 @@ void check(Kernel const& kernel, LaunchConfig const& config, std::size_t paramet
   std::uint32_t const most = kernel.max_threads != 0 ? kernel.max_threads : kMaxThreads;
   if (threads == 0 || threads > most) refuse(std::to_string(threads) + " threads, 1 to " + std::to_string(most) + " are possible");
   if (config.grid.count() == 0) refuse("an empty grid");
-  if (config.shared_bytes > kMaxShared) refuse(std::to_string(config.shared_bytes) + " bytes of shared memory");
+  if (std::uint32_t const bytes = kernel.shared_bytes + config.shared_bytes; bytes > kMaxShared) {
+    refuse(std::to_string(bytes) + " bytes of shared memory");
+  }
   if (parameter_bytes != kernel.parameter_bytes) {
     refuse(std::to_string(parameter_bytes) + " bytes of parameters, the kernel takes " + std::to_string(kernel.parameter_bytes));
   }
 }
 
+/// "warp_sums" of the variable of a function.
+std::string plain_name(std::string const& symbol) {
+  std::string const name = demangled(symbol);
+  auto const last = name.rfind("::");
+  return last == std::string::npos ? name : name.substr(last + 2);
+}
+
 }  // namespace
 
+std::string demangled(std::string const& symbol) {
+  int status = 0;
+  std::unique_ptr<char, void (*)(void*)> const text(abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status), std::free);
+  return status == 0 ? text.get() : symbol;
+}
+
 Kernel const& find_kernel(Module const& module, std::string const& part) {
+  if (auto const exact = module.kernels.find(part); exact != module.kernels.end()) return exact->second;
   Kernel const* found = nullptr;
   for (auto const& [name, kernel] : module.kernels) {
     if (name.find(part) == std::string::npos) continue;
@@ -72,15 +92,21 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
                 GlobalMemory& global) {
   Kernel const& kernel = find_kernel(module, name);
   check(kernel, config, parameters.size());
+  // Dynamic shared memory lies behind the static one.
+  std::uint32_t dynamic_begin = kernel.shared_bytes;
+  for (auto const& [symbol, alignment] : module.shared) dynamic_begin = std::max(dynamic_begin, aligned_up(kernel.shared_bytes, alignment));
+  std::vector<NamedRange> names = config.names;
+  for (NamedRange& range : names) range.offset += dynamic_begin;
+  for (Placed const& variable : kernel.shared) names.push_back({variable.offset, variable.bytes, plain_name(variable.symbol)});
   Aligned const parameter(parameters, std::max<std::size_t>(kernel.parameter_alignment, 128));
   Grid grid{module,
             kernel,
             global,
             config.grid,
             config.block,
-            config.shared_bytes,
+            dynamic_begin + config.shared_bytes,
             parameter.data(),
-            config.names,
+            std::move(names),
             config.arithmetic,
             config.count_forms,
             config.time_products,
@@ -88,8 +114,10 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
             Random(config.seed),
             {}};
   Lent const lent_parameter(global, parameter.data(), parameters.size(), "parameters");
-  grid.symbols[kernel.parameter] = reinterpret_cast<std::uint64_t>(parameter.data());
-  for (auto const& [symbol, alignment] : module.shared) grid.symbols[symbol] = SharedMemory::kBase;
+  for (Placed const& p : kernel.parameters) grid.symbols[p.symbol] = reinterpret_cast<std::uint64_t>(parameter.data()) + p.offset;
+  for (Placed const& variable : kernel.shared) grid.symbols[variable.symbol] = SharedMemory::kBase + variable.offset;
+  for (Placed const& variable : kernel.local) grid.symbols[variable.symbol] = variable.offset;
+  for (auto const& [symbol, alignment] : module.shared) grid.symbols[symbol] = SharedMemory::kBase + dynamic_begin;
   std::vector<Aligned> variables;
   variables.reserve(module.globals.size());
   std::vector<std::unique_ptr<Lent>> lent;

@@ -23,12 +23,15 @@ struct LaunchConfig {
   Trace trace = {};
 };
 
-/// Runs the kernel whose name contains `kernel` to its end. parameters: the bytes of its structure. Global memory that the kernel may touch
-/// must have been added to `global`. Throws Fault with a report.
+/// Runs the kernel of that name, or the only one whose name contains it, to its end. parameters: the bytes of its structure. Global memory
+/// that the kernel may touch must have been added to `global`. Throws Fault with a report.
 Counters launch(Module const& module, std::string const& kernel, LaunchConfig const& config, std::span<std::uint8_t const> parameters,
                 GlobalMemory& global);
 
-/// The kernel whose name contains `part`. Errors: LoadError unless there is just one.
+/// "space::name<...>(...)" of a symbol; the symbol itself where it is none of C++.
+std::string demangled(std::string const& symbol);
+
+/// The kernel of that name, or whose name contains `part`. Errors: LoadError unless there is just one.
 Kernel const& find_kernel(Module const& module, std::string const& part);
 
 }  // namespace vcattn::emulator

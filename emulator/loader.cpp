@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
@@ -71,13 +70,27 @@ class Text {
     at_ = end;
     return result;
   }
+  /// From an opening brace, which may come after more text, to the one that closes it.
   void skip_block() {
     int depth = 0;
     do {
-      (void)until("{}");
-      depth += text_[at_] == '{' ? 1 : -1;
-      ++at_;
-    } while (depth > 0 && at_ < text_.size());
+      std::size_t const end = std::min(text_.find_first_of("{}", at_), text_.size());
+      line_ += static_cast<std::uint32_t>(
+          std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_), text_.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
+      if (end == text_.size()) refuse(line_, "a block does not end");
+      depth += text_[end] == '{' ? 1 : -1;
+      at_ = end + 1;
+    } while (depth > 0);
+  }
+
+  struct Place {
+    std::size_t at;
+    std::uint32_t line;
+  };
+  Place place() const { return {at_, line_}; }
+  void go_to(Place place) {
+    at_ = place.at;
+    line_ = place.line;
   }
 
  private:
@@ -104,8 +117,8 @@ std::vector<std::string> split_operands(std::string const& text) {
   std::string part;
   int depth = 0;
   for (char const c : text) {
-    if (c == '[' || c == '{') ++depth;
-    if (c == ']' || c == '}') --depth;
+    if (c == '[' || c == '{' || c == '(') ++depth;
+    if (c == ']' || c == '}' || c == ')') --depth;
     if (depth == 0 && (c == ',' || c == '|')) {
       parts.push_back(trimmed(part));
       part.clear();
@@ -134,6 +147,33 @@ std::optional<std::uint64_t> literal(std::string text) {
   return negative ? 0 - value : value;
 }
 
+/// ".align 4 .b8 name[128]" and the like, without the state space. elements: 0 for "name[]".
+struct Declaration {
+  std::string name;
+  std::uint32_t alignment = 0, element_bytes = 0;
+  std::size_t elements = 1;
+};
+Declaration declaration(std::string const& text, std::uint32_t line) {
+  Declaration d;
+  std::istringstream in(text);
+  for (std::string word; in >> word;) {
+    if (word == ".align") {
+      in >> d.alignment;
+    } else if (word[0] == '.') {
+      auto const digits = word.find_first_of("0123456789");
+      if (digits == std::string::npos) refuse(line, "the emulator does not know " + word + " of a variable");
+      d.element_bytes = static_cast<std::uint32_t>(std::stoul(word.substr(digits))) / 8;
+    } else {
+      auto const open = word.find('[');
+      d.name = word.substr(0, open);
+      if (open != std::string::npos) d.elements = word[open + 1] == ']' ? 0 : std::stoul(word.substr(open + 1));
+    }
+  }
+  if (d.name.empty() || d.element_bytes == 0) refuse(line, "not a variable: " + text);
+  if (d.alignment == 0) d.alignment = d.element_bytes;
+  return d;
+}
+
 /// kind: as in Form::pattern, and i (immediate, special register, symbol), s (address in 32 bits). ids: registers and constants.
 struct Operand {
   char kind = 0;
@@ -144,13 +184,21 @@ struct Operand {
   std::vector<std::uint32_t> immediates;  // positions in ids whose width the pattern decides
 };
 
+/// A .func: its parameters and results are registers of its caller.
+struct Function {
+  std::vector<Declaration> parameters, results;
+  Text::Place body;  // behind the opening brace
+};
+using Functions = std::map<std::string, Function>;
+
 class KernelLoader {
  public:
-  KernelLoader(Module& module, Kernel& kernel, Text& text) : module_(module), kernel_(kernel), text_(text) {}
+  KernelLoader(Module& module, Functions const& functions, Kernel& kernel, Text& text)
+      : module_(module), functions_(functions), kernel_(kernel), text_(text) {}
 
   void load() {
-    scopes_.emplace_back();
-    while (!scopes_.empty()) statement();
+    frame_.scopes.emplace_back();
+    while (!frame_.scopes.empty()) statement();
     resolve_labels();
     assign_slots();
     set_reconvergence(kernel_);
@@ -167,8 +215,8 @@ class KernelLoader {
 
   void statement() {
     if (text_.at_end()) refuse(text_.line(), "the kernel does not end");
-    if (text_.take('{')) return void(scopes_.emplace_back());
-    if (text_.take('}')) return scopes_.pop_back();
+    if (text_.take('{')) return void(frame_.scopes.emplace_back());
+    if (text_.take('}')) return frame_.scopes.pop_back();
     if (text_.take(';')) return;
     std::uint32_t const line = text_.line();
     if (text_.peek() == '@' || text_.peek_word()[0] != '.') {
@@ -180,12 +228,15 @@ class KernelLoader {
     if (directive == ".loc") return location(text_.rest_of_line());
     if (directive == ".reg") return registers(text_.until(";"));
     if (directive == ".pragma") return void(text_.until(";"));
+    if (directive == ".shared") return place(kernel_.shared, kernel_.shared_bytes, declaration(text_.until(";"), line));
+    if (directive == ".local") return place(kernel_.local, kernel_.local_bytes, declaration(text_.until(";"), line));
+    if (directive == ".param") return argument(declaration(text_.until(";"), line), line);
     refuse(line, "directive " + directive + " is not known");
   }
 
   void label(std::string const& name) {
     if (!text_.take(':')) refuse(text_.line(), "a label ends with a colon: " + name);
-    labels_[name] = static_cast<std::uint32_t>(kernel_.code.size());
+    labels_[frame_.prefix + name] = static_cast<std::uint32_t>(kernel_.code.size());
   }
 
   void location(std::string const& text) {
@@ -196,6 +247,59 @@ class KernelLoader {
     file_ = file;
     source_line_ = line;
   }
+
+  static void place(std::vector<Placed>& list, std::uint32_t& bytes, Declaration const& d) {
+    list.push_back({d.name, aligned_up(bytes, d.alignment), static_cast<std::uint32_t>(d.elements) * d.element_bytes});
+    bytes = list.back().offset + list.back().bytes;
+  }
+
+  /// A parameter or result of a call: a register.
+  void argument(Declaration const& d, std::uint32_t line) {
+    if (d.elements != 1 || d.element_bytes < 4) refuse(line, "structures as arguments of a function are not known: " + d.name);
+    std::uint32_t const id = add_register(d.element_bytes == 8 ? 'd' : 'r', d.name);
+    frame_.scopes.back()[d.name] = id;
+  }
+
+  /// call.uni (results), function, (parameters): the body of the function, whose returns jump behind it.
+  void call(std::string const& text, std::uint32_t line) {
+    std::vector<std::vector<std::string>> lists;
+    std::string name;
+    for (std::string const& part : split_operands(text)) {
+      if (part[0] == '(') {
+        lists.push_back(split_operands(part.substr(1, part.size() - 2)));
+      } else {
+        name = part;
+      }
+    }
+    auto const found = functions_.find(name);
+    if (found == functions_.end()) refuse(line, "call of " + name + ", which this module does not have");
+    Function const& function = found->second;
+    std::vector<std::string> bound;
+    for (auto const& list : lists) bound.insert(bound.end(), list.begin(), list.end());
+    std::vector<Declaration> declared = function.results;
+    declared.insert(declared.end(), function.parameters.begin(), function.parameters.end());
+    if (bound.size() != declared.size()) refuse(line, "call of " + name + " with another number of arguments");
+    if (++calls_ > kMostCalls) refuse(line, "more than " + std::to_string(kMostCalls) + " calls: a recursion?");
+
+    Frame inner;
+    inner.prefix = std::to_string(calls_) + ":";
+    inner.inlined = true;
+    inner.scopes.resize(2);
+    for (std::size_t i = 0; i < bound.size(); ++i) {
+      auto const id = find_register(bound[i]);
+      if (!id) refuse(line, "unknown argument " + bound[i]);
+      inner.scopes[0][declared[i].name] = *id;
+    }
+    std::swap(frame_, inner);
+    Text::Place const behind = text_.place();
+    text_.go_to(function.body);
+    while (frame_.scopes.size() > 1) statement();
+    label_return();
+    text_.go_to(behind);
+    std::swap(frame_, inner);
+  }
+  static constexpr char const* kReturn = "return";
+  void label_return() { labels_[frame_.prefix + kReturn] = static_cast<std::uint32_t>(kernel_.code.size()); }
 
   void registers(std::string const& text) {
     std::istringstream in(text);
@@ -211,9 +315,9 @@ class KernelLoader {
     std::getline(in, names);
     for (std::string const& name : split_operands(names)) {
       if (auto const open = name.find('<'); open != std::string::npos) {
-        families_[name.substr(0, open)] = kind;
+        frame_.families[name.substr(0, open)] = kind;
       } else {
-        scopes_.back()[name] = add_register(kind, name);
+        frame_.scopes.back()[name] = add_register(kind, name);
       }
     }
   }
@@ -225,15 +329,15 @@ class KernelLoader {
 
   /// A register by its name, in the innermost scope that has it.
   std::optional<std::uint32_t> find_register(std::string const& name) {
-    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
+    for (auto scope = frame_.scopes.rbegin(); scope != frame_.scopes.rend(); ++scope) {
       if (auto const found = scope->find(name); found != scope->end()) return found->second;
     }
     if (name.empty() || name[0] != '%') return {};
     auto const digits = name.find_first_of("0123456789");
     if (digits == std::string::npos) return {};
-    auto const family = families_.find(name.substr(0, digits));
-    if (family == families_.end()) return {};
-    return scopes_.front()[name] = add_register(family->second, name);
+    auto const family = frame_.families.find(name.substr(0, digits));
+    if (family == frame_.families.end()) return {};
+    return frame_.scopes.front()[name] = add_register(family->second, name);
   }
 
   std::optional<Constant> special_register(std::string const& name) {
@@ -259,8 +363,13 @@ class KernelLoader {
     return found->second;
   }
 
-  bool is_shared(std::string const& symbol) const { return module_.shared.count(symbol) != 0; }
-  bool is_symbol(std::string const& name) const { return name == kernel_.parameter || is_shared(name) || module_.globals.count(name) != 0; }
+  static bool has(std::vector<Placed> const& list, std::string const& symbol) {
+    return std::any_of(list.begin(), list.end(), [&](Placed const& p) { return p.symbol == symbol; });
+  }
+  bool is_shared(std::string const& symbol) const { return module_.shared.count(symbol) != 0 || has(kernel_.shared, symbol); }
+  bool is_symbol(std::string const& name) const {
+    return has(kernel_.parameters, name) || is_shared(name) || has(kernel_.local, name) || module_.globals.count(name) != 0;
+  }
 
   Operand value(std::string const& text) {
     if (auto const id = find_register(text)) return {registers_[*id].kind, {*id}, "", 0, "", {}};
@@ -371,9 +480,18 @@ class KernelLoader {
       registers_[*id].used = true;
       text = std::string("@") + (in.guard_negated ? "!" : "") + name + " ";
     }
-    std::string const name = text_.word();
-    std::string const rest = trimmed(text_.until(";"));
+    std::string name = text_.word();
+    std::string rest = trimmed(text_.until(";"));
+    if (name == "call" || name == "call.uni") {
+      if (in.guard >= 0) refuse(line, "a call under a predicate is not known");
+      return call(rest, line);
+    }
     text += name + " " + rest;
+    if (frame_.inlined && name == "ret") {
+      name = "bra.uni";
+      rest = kReturn;
+    }
+    pass_argument(name, rest);
     std::vector<Operand> operands;
     pending_constants_.clear();
     for (std::string const& part : split_operands(rest)) operands.push_back(operand(part));
@@ -394,6 +512,22 @@ class KernelLoader {
     in.text = static_cast<std::uint32_t>(kernel_.texts.size());
     kernel_.texts.push_back(text);
     kernel_.code.push_back(std::move(in));
+  }
+
+  /// st.param and ld.param of an argument of a function become moves between registers.
+  void pass_argument(std::string& name, std::string& rest) {
+    bool const store = name.starts_with("st.param.");
+    if (!store && !name.starts_with("ld.param.")) return;
+    std::vector<std::string> const operands = split_operands(rest);
+    std::string const& address = operands.at(store ? 0 : 1);
+    std::string argument = trimmed(address.substr(1, address.find_first_of("+]") - 1));
+    auto const id = find_register(argument);
+    if (!id || argument[0] == '%') return;
+    std::string const& other = operands.at(store ? 1 : 0);
+    char const kind = registers_[*id].kind;
+    bool const widens = !store && kind == 'r' && registers_[find_register(other).value_or(*id)].kind == 'd';
+    name = widens ? (name.ends_with(".s32") ? "cvt.s64.s32" : "cvt.u64.u32") : kind == 'd' ? "mov.b64" : "mov.b32";
+    rest = store ? argument + ", " + other : other + ", " + argument;
   }
 
   std::uint32_t form_number(std::string const& name) {
@@ -427,12 +561,17 @@ class KernelLoader {
         o.ids[position] = add_constant(constant);
       }
       if (o.kind == 'm' || o.kind == 's') in.offset[offsets++] = o.offset;
-      if (o.kind == 'l') branch_labels_.emplace_back(kernel_.code.size(), o.label);
+      if (o.kind == 'l') branch_labels_.emplace_back(kernel_.code.size(), frame_.prefix + o.label);
       for (std::uint32_t const id : o.ids) {
         registers_[id].used = true;
         if (matrix && registers_[id].kind == 'r' && registers_[id].constant < 0 && o.kind == '{') registers_[id].matrix = true;
         in.operands.push_back(id);
         (destination ? in.writes : in.reads).push_back(id);
+        if (registers_[id].kind == 'p') {
+          (destination ? in.result_predicates : in.source_predicates).push_back(id);
+        } else if (registers_[id].constant < 0) {
+          (destination ? in.results : in.sources).push_back(id);
+        }
       }
     }
   }
@@ -474,17 +613,29 @@ class KernelLoader {
       }
       bool const product = kernel_.form_names[in.form].starts_with("wgmma.mma_async");  // which has rules of its own
       in.touches_matrix = !product && !(in.reads.empty() && in.writes.empty());
-      for (std::uint32_t& id : in.operands) id = registers_[id].slot;
+      for (auto* list : {&in.operands, &in.sources, &in.results, &in.source_predicates, &in.result_predicates}) {
+        for (std::uint32_t& id : *list) id = registers_[id].slot;
+      }
       for (std::size_t i = 0; i < in.operands.size() && i < std::size(in.op); ++i) in.op[i] = in.operands[i];
       if (in.guard >= 0) in.guard = static_cast<std::int32_t>(registers_[static_cast<std::size_t>(in.guard)].slot);
     }
   }
 
+  /// Names that the kernel, or the function that is being inlined, sees.
+  struct Frame {
+    std::vector<std::map<std::string, std::uint32_t>> scopes;
+    std::map<std::string, char> families;
+    std::string prefix;  // of its labels
+    bool inlined = false;
+  };
+  static constexpr int kMostCalls = 1000;
+
   Module& module_;
+  Functions const& functions_;
   Kernel& kernel_;
   Text& text_;
-  std::vector<std::map<std::string, std::uint32_t>> scopes_;
-  std::map<std::string, char> families_;
+  Frame frame_;
+  int calls_ = 0;
   std::vector<Register> registers_;
   std::map<std::tuple<Constant::Kind, bool, std::uint64_t, std::string>, std::uint32_t> constants_;
   std::vector<Constant> pending_constants_;  // of the instruction being read
@@ -493,13 +644,25 @@ class KernelLoader {
   std::uint32_t file_ = 0, source_line_ = 0;
 };
 
+}  // namespace
+
 class ModuleLoader {
  public:
-  explicit ModuleLoader(std::string_view ptx) : text_(ptx) {}
-
-  Module load() {
+  /// Everything but the bodies of kernels.
+  explicit ModuleLoader(std::string_view ptx) : text_(ptx) {
     while (!text_.at_end()) statement();
-    return std::move(module_);
+  }
+
+  std::map<std::string, std::pair<Kernel, Text::Place>> const& headers() const { return headers_; }
+  Module& module() { return module_; }
+  void load(std::string const& name) {
+    auto const found = headers_.find(name);
+    if (found == headers_.end()) throw LoadError("no kernel " + name);
+    if (module_.kernels.count(name) != 0) return;
+    Kernel kernel = found->second.first;
+    text_.go_to(found->second.second);
+    KernelLoader(module_, functions_, kernel, text_).load();
+    module_.kernels.emplace(name, std::move(kernel));
   }
 
  private:
@@ -511,6 +674,7 @@ class ModuleLoader {
     if (word == ".section") return text_.skip_block();
     if (word == ".visible" || word == ".weak" || word == ".extern") return;  // of what follows
     if (word == ".entry") return entry();
+    if (word == ".func") return function();
     if (word == ".global" || word == ".shared") return variable(word == ".shared");
     refuse(line, "the emulator does not know " + (word.empty() ? std::string(1, text_.peek()) : word) + " outside a kernel");
   }
@@ -523,66 +687,41 @@ class ModuleLoader {
   /// .align 128 .b8 name[1920] = {0, 1}
   void variable(bool shared) {
     std::uint32_t const line = text_.line();
-    std::uint32_t alignment = 1, element_bytes = 1;
-    std::string name;
-    while (name.empty()) {
-      std::string const word = text_.word();
-      if (word == ".align") {
-        alignment = static_cast<std::uint32_t>(std::stoul(text_.word()));
-      } else if (word[0] == '.') {
-        element_bytes = static_cast<std::uint32_t>(std::stoul(word.substr(2))) / 8;
-      } else {
-        name = word;
-      }
-    }
-    std::size_t elements = 1;
-    if (text_.take('[')) {
-      std::string const count = trimmed(text_.until("]"));
-      (void)text_.take(']');
-      elements = count.empty() ? 0 : std::stoul(count);
-    }
+    Declaration const d = declaration(text_.until("=;"), line);
     if (shared) {
-      if (elements != 0) refuse(line, "static shared memory is not known: " + name);
-      module_.shared[name] = alignment;
+      if (d.elements != 0) refuse(line, "static shared memory outside a kernel is not known: " + d.name);
+      module_.shared[d.name] = d.alignment;
       (void)text_.take(';');
       return;
     }
-    GlobalVariable global{alignment, std::vector<std::uint8_t>(elements * element_bytes)};
+    GlobalVariable global{d.alignment, std::vector<std::uint8_t>(d.elements * d.element_bytes)};
     if (text_.take('=')) {
       std::string values = trimmed(text_.until(";"));
       if (values[0] == '{') values = values.substr(1, values.size() - 2);
       std::size_t at = 0;
       for (std::string const& part : split_operands(values)) {
         auto const number = literal(part);
-        if (!number || at + element_bytes > global.bytes.size()) refuse(line, "bad initial value " + part + " of " + name);
-        for (std::uint32_t b = 0; b < element_bytes; ++b) global.bytes[at++] = static_cast<std::uint8_t>(*number >> (8 * b));
+        if (!number || at + d.element_bytes > global.bytes.size()) refuse(line, "bad initial value " + part + " of " + d.name);
+        for (std::uint32_t b = 0; b < d.element_bytes; ++b) global.bytes[at++] = static_cast<std::uint8_t>(*number >> (8 * b));
       }
     }
     (void)text_.take(';');
-    module_.globals[name] = std::move(global);
+    module_.globals[d.name] = std::move(global);
   }
 
-  /// name(.param .align 128 .b8 name_param_0[896]) .maxntid 512, 1, 1 { ... }
+  /// name(.param .align 128 .b8 name_param_0[896], .param .u64 name_param_1) .maxntid 512, 1, 1 { ... }
   void entry() {
     std::uint32_t const line = text_.line();
     Kernel kernel;
     kernel.name = text_.word();
-    (void)text_.take('(');
-    std::istringstream parameter(text_.until(")"));
-    (void)text_.take(')');
-    for (std::string word; parameter >> word;) {
-      if (word == ".align") {
-        parameter >> kernel.parameter_alignment;
-      } else if (word[0] != '.') {
-        auto const open = word.find('[');
-        if (open == std::string::npos || word.back() == ',' || !kernel.parameter.empty()) {
-          refuse(line, kernel.name + " must have one parameter, a structure");
-        }
-        kernel.parameter = word.substr(0, open);
-        kernel.parameter_bytes = static_cast<std::uint32_t>(std::stoul(word.substr(open + 1)));
-      }
+    for (Declaration const& d : parameters(line)) {
+      Placed const placed{d.name, aligned_up(kernel.parameter_bytes, d.alignment),
+                          static_cast<std::uint32_t>(d.elements) * d.element_bytes};
+      kernel.parameter_bytes = placed.offset + placed.bytes;
+      kernel.parameter_alignment = std::max(kernel.parameter_alignment, d.alignment);
+      kernel.parameters.push_back(placed);
     }
-    while (!text_.take('{')) {
+    while (text_.peek() != '{') {
       std::string const word = text_.word();
       if (word == ".maxntid") {
         kernel.max_threads = static_cast<std::uint32_t>(std::stoul(text_.word()));
@@ -593,25 +732,72 @@ class ModuleLoader {
         refuse(text_.line(), "the emulator does not know " + word + " of a kernel");
       }
     }
-    KernelLoader(module_, kernel, text_).load();
-    std::string const name = kernel.name;
-    module_.kernels.emplace(name, std::move(kernel));
+    Text::Place const begin = text_.place();
+    text_.skip_block();
+    headers_.emplace(kernel.name, std::pair(kernel, behind_brace(begin)));
+  }
+
+  /// (results) name (parameters); or with a body
+  void function() {
+    std::uint32_t const line = text_.line();
+    Function result;
+    result.results = parameters(line);
+    std::string const name = text_.word();
+    result.parameters = parameters(line);
+    if (text_.take(';')) return;
+    Text::Place const begin = text_.place();
+    text_.skip_block();
+    result.body = behind_brace(begin);
+    functions_[name] = std::move(result);
+  }
+
+  Text::Place behind_brace(Text::Place begin) {
+    Text::Place const here = text_.place();
+    text_.go_to(begin);
+    (void)text_.take('{');
+    Text::Place const result = text_.place();
+    text_.go_to(here);
+    return result;
+  }
+
+  /// (.param .u64 name, ...), if it is there.
+  std::vector<Declaration> parameters(std::uint32_t line) {
+    std::vector<Declaration> result;
+    if (!text_.take('(')) return result;
+    for (std::string const& part : split_operands(text_.until(")"))) {
+      auto const space = part.find(".param");
+      if (space == std::string::npos) refuse(line, "not a parameter: " + part);
+      result.push_back(declaration(part.substr(space + 6), line));
+    }
+    (void)text_.take(')');
+    return result;
   }
 
   Text text_;
   Module module_;
+  Functions functions_;
+  std::map<std::string, std::pair<Kernel, Text::Place>> headers_;
 };
 
-}  // namespace
+LazyModule::LazyModule(std::string_view ptx) : loader_(std::make_unique<ModuleLoader>(ptx)) {}
+LazyModule::LazyModule(LazyModule&&) noexcept = default;
+LazyModule::~LazyModule() = default;
 
-Module load_module(std::string_view ptx) { return ModuleLoader(ptx).load(); }
+std::vector<std::string> LazyModule::kernel_names() const {
+  std::vector<std::string> names;
+  for (auto const& [name, header] : loader_->headers()) names.push_back(name);
+  return names;
+}
 
-Module load_module_file(std::string const& path) {
-  std::ifstream in(path);
-  if (!in) throw LoadError("cannot open " + path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return load_module(text.str());
+Module const& LazyModule::with_kernel(std::string const& name) {
+  loader_->load(name);
+  return loader_->module();
+}
+
+Module load_module(std::string_view ptx) {
+  ModuleLoader loader(ptx);
+  for (auto const& [name, header] : loader.headers()) loader.load(name);
+  return std::move(loader.module());
 }
 
 }  // namespace vcattn::emulator

@@ -91,6 +91,45 @@ void GlobalMemory::mark_written(void const* begin, std::size_t bytes) {
   if (bytes != 0) (void)write(reinterpret_cast<std::uint64_t>(begin), bytes, 1);
 }
 
+void GlobalMemory::check(void const* begin, std::size_t bytes) {
+  if (bytes != 0) (void)find(reinterpret_cast<std::uint64_t>(begin), bytes, "copy", 1);
+}
+
+void GlobalMemory::copy(void* to, void const* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  auto const source = reinterpret_cast<std::uint64_t>(from);
+  auto const target = reinterpret_cast<std::uint64_t>(to);
+  Allocation const& read = find(source, bytes, "copy from", 1);
+  std::vector<std::uint8_t> written(bytes, 1);
+  if (!read.written.empty()) std::memcpy(written.data(), read.written.data() + (source - read.begin), bytes);
+  std::memmove(write(target, bytes, 1), from, bytes);
+  Allocation& changed = find(target, bytes, "copy to", 1);
+  if (!changed.written.empty()) std::memcpy(changed.written.data() + (target - changed.begin), written.data(), bytes);
+}
+
+std::size_t LocalMemory::locate(std::uint32_t lane, std::uint64_t address, std::size_t bytes, char const* what) const {
+  check_alignment(address, bytes, what);
+  if (address + bytes > bytes_) {
+    throw Fault(std::string(what) + " of " + std::to_string(bytes) + " bytes at local+" + std::to_string(address) + " of " +
+                std::to_string(bytes_));
+  }
+  return std::size_t{lane} * bytes_ + address;
+}
+
+std::uint8_t const* LocalMemory::read(std::uint32_t lane, std::uint64_t address, std::size_t bytes) const {
+  std::size_t const offset = locate(lane, address, bytes, "local read");
+  auto const begin = written_.begin() + static_cast<std::ptrdiff_t>(offset);
+  auto const end = begin + static_cast<std::ptrdiff_t>(bytes);
+  if (std::find(begin, end, 0) != end) throw Fault("local read of memory never written, local+" + std::to_string(address));
+  return data_.data() + offset;
+}
+
+std::uint8_t* LocalMemory::write(std::uint32_t lane, std::uint64_t address, std::size_t bytes) {
+  std::size_t const offset = locate(lane, address, bytes, "local write");
+  std::memset(written_.data() + offset, 1, bytes);
+  return data_.data() + offset;
+}
+
 SharedMemory::SharedMemory(std::size_t bytes)
     : bytes_(bytes), data_(new std::uint8_t[bytes + 1]), states_(bytes, static_cast<std::uint8_t>(uninitialised)), stamps_(bytes / 4 + 1) {
   std::memset(data_.get(), kSpoiled, bytes);
@@ -152,7 +191,7 @@ void SharedMemory::stamp(std::size_t offset, std::size_t bytes, Stamp writer) {
 
 std::uint8_t const* SharedMemory::read(std::uint64_t address, std::size_t bytes, std::size_t alignment, Clock const& reader) {
   std::size_t const offset = locate(address, bytes, "shared read", alignment);
-  if (any(offset, bytes, uninitialised | filling | barrier)) refuse(offset, bytes, "shared read");
+  if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "shared read");
   check_known(offset, bytes, reader, "shared read");
   return data_.get() + offset;
 }
@@ -166,6 +205,17 @@ std::uint8_t* SharedMemory::write(std::uint64_t address, std::size_t bytes, std:
   return data_.get() + offset;
 }
 
+std::uint8_t* SharedMemory::update(std::uint64_t address, std::size_t bytes, Clock const& reader, Stamp writer) {
+  constexpr char const* kWhat = "atomic operation on shared memory";
+  std::size_t const offset = locate(address, bytes, kWhat, bytes);
+  if (any(offset, bytes, uninitialised | filling | barrier)) refuse(offset, bytes, kWhat);
+  if (!any(offset, bytes, atomic)) check_known(offset, bytes, reader, kWhat);
+  std::memset(states_.data() + offset, unfenced | atomic, bytes);
+  stamp(offset, bytes, writer);
+  has_unfenced_ = true;
+  return data_.get() + offset;
+}
+
 std::uint8_t const* SharedMemory::refuse_chunk(std::uint64_t address, Clock const& reader) const {
   constexpr std::size_t kChunk = 16;
   constexpr char const* kWhat = "asynchronous shared read";
@@ -174,16 +224,17 @@ std::uint8_t const* SharedMemory::refuse_chunk(std::uint64_t address, Clock cons
   refuse(offset, kChunk, kWhat);
 }
 
-void SharedMemory::begin_filling(std::uint64_t address, std::size_t bytes) {
-  std::size_t const offset = locate(address, bytes, "copy", 16);
+void SharedMemory::begin_filling(std::uint64_t address, std::size_t bytes, std::size_t alignment) {
+  std::size_t const offset = locate(address, bytes, "copy", alignment);
   if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "copy into");
   std::memset(states_.data() + offset, filling, bytes);
   std::memset(data_.get() + offset, kSpoiled, bytes);
 }
 
-std::uint8_t* SharedMemory::fill(std::uint64_t address, std::size_t bytes, Stamp writer) {
+std::uint8_t* SharedMemory::fill(std::uint64_t address, std::size_t bytes, Stamp writer, State state) {
   std::size_t const offset = address - kBase;
-  std::memset(states_.data() + offset, ready, bytes);
+  std::memset(states_.data() + offset, state, bytes);
+  has_unfenced_ = has_unfenced_ || state == unfenced;
   stamp(offset, bytes, writer);
   return data_.get() + offset;
 }
@@ -195,7 +246,7 @@ void SharedMemory::make_barrier(std::uint64_t address) {
 
 void SharedMemory::fence_async() {
   if (!has_unfenced_) return;
-  for (std::uint8_t& state : states_) state &= static_cast<std::uint8_t>(~static_cast<unsigned>(unfenced));
+  for (std::uint8_t& state : states_) state &= static_cast<std::uint8_t>(~static_cast<unsigned>(unfenced | atomic));
   has_unfenced_ = false;
 }
 

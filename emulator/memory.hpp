@@ -30,6 +30,10 @@ class GlobalMemory {
   void add(void const* base, std::size_t bytes, std::string const& name, Access access, bool initialised);
   void remove(void const* base);
   void mark_written(void const* begin, std::size_t bytes);
+  /// Bytes of one place to another, and whether they were ever written.
+  void copy(void* to, void const* from, std::size_t bytes);
+  /// Throws Fault unless all of it is device memory.
+  void check(void const* begin, std::size_t bytes);
 
   /// Host memory of an access. Throws Fault outside of an allocation, for memory never written, or for a write to read-only memory.
   std::uint8_t const* read(std::uint64_t address, std::size_t bytes, std::size_t alignment);
@@ -52,6 +56,7 @@ class SharedMemory {
     filling = 2,   // an asynchronous copy will write it
     barrier = 4,   // part of an mbarrier
     unfenced = 8,  // written by a thread: asynchronous readers need a fence.proxy.async
+    atomic = 16,   // last written by atomic operations, which need no order among themselves
   };
 
   explicit SharedMemory(std::size_t bytes);
@@ -63,7 +68,13 @@ class SharedMemory {
 
   // Addresses are those that the kernel sees. Each throws Fault.
   std::uint8_t const* read(std::uint64_t address, std::size_t bytes, std::size_t alignment, Clock const& reader);
+  /// Whether any of these bytes, which the CTA has, was never written.
+  bool has_undefined(std::uint64_t address, std::size_t bytes) const {
+    return address >= kBase && address + bytes <= kBase + bytes_ && any(address - kBase, bytes, uninitialised);
+  }
   std::uint8_t* write(std::uint64_t address, std::size_t bytes, std::size_t alignment, Stamp writer);
+  /// For an atomic operation.
+  std::uint8_t* update(std::uint64_t address, std::size_t bytes, Clock const& reader, Stamp writer);
   /// 16 bytes for a wgmma.
   std::uint8_t const* read_chunk(std::uint64_t address, Clock const& reader) {
     std::uint64_t const offset = address - kBase;
@@ -75,8 +86,8 @@ class SharedMemory {
     return refuse_chunk(address, reader);
   }
   /// Marks bytes that a copy is going to fill, and spoils them.
-  void begin_filling(std::uint64_t address, std::size_t bytes);
-  std::uint8_t* fill(std::uint64_t address, std::size_t bytes, Stamp writer);
+  void begin_filling(std::uint64_t address, std::size_t bytes, std::size_t alignment = 16);
+  std::uint8_t* fill(std::uint64_t address, std::size_t bytes, Stamp writer, State state = ready);
   void make_barrier(std::uint64_t address);
   void fence_async();
 
@@ -97,6 +108,22 @@ class SharedMemory {
   std::vector<Stamp> stamps_;  // per word
   std::map<std::uint32_t, std::pair<std::size_t, std::string>> names_;
   bool has_unfenced_ = false;
+};
+
+/// Local memory of the lanes of a warp.
+class LocalMemory {
+ public:
+  explicit LocalMemory(std::uint32_t bytes) : bytes_(bytes), data_(std::size_t{32} * bytes), written_(std::size_t{32} * bytes) {}
+
+  // address: within the lane's memory. Each throws Fault.
+  std::uint8_t const* read(std::uint32_t lane, std::uint64_t address, std::size_t bytes) const;
+  std::uint8_t* write(std::uint32_t lane, std::uint64_t address, std::size_t bytes);
+
+ private:
+  std::size_t locate(std::uint32_t lane, std::uint64_t address, std::size_t bytes, char const* what) const;
+
+  std::uint32_t bytes_;
+  std::vector<std::uint8_t> data_, written_;
 };
 
 }  // namespace vcattn::emulator

@@ -1,5 +1,6 @@
 // Loads and stores of threads.
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <string>
@@ -12,28 +13,45 @@ namespace vcattn::emulator {
 
 namespace {
 
-enum class Space : std::uint8_t { global, shared, param };
+enum class Space : std::uint8_t { global, shared, param, local, generic };
 
-template <Space kSpace>
-std::uint8_t const* readable(Warp& warp, std::uint64_t address, std::size_t bytes) {
+// Generic addresses of shared and local memory carry a mark that no address of the host has.
+constexpr std::uint64_t kSharedWindow = std::uint64_t{1} << 62;
+constexpr std::uint64_t kLocalWindow = std::uint64_t{2} << 62;
+constexpr std::uint64_t kWindow = kSharedWindow | kLocalWindow;
+
+std::uint8_t const* readable_parameter(Warp& warp, std::uint64_t address, std::size_t bytes) {
   Cta& cta = warp.cta();
-  if constexpr (kSpace == Space::global) return cta.grid.global.read(address, bytes, bytes);
-  if constexpr (kSpace == Space::shared) return cta.shared.read(address, bytes, bytes, warp.clock);
-  auto const* const p = reinterpret_cast<std::uint8_t const*>(address);
   auto const offset = static_cast<std::int64_t>(address - reinterpret_cast<std::uint64_t>(cta.grid.parameters));
   if (offset < 0 || offset + static_cast<std::int64_t>(bytes) > cta.grid.kernel.parameter_bytes || address % bytes != 0) {
     throw Fault("read of " + std::to_string(bytes) + " bytes at parameter+" + std::to_string(offset) + " of " +
                 std::to_string(cta.grid.kernel.parameter_bytes));
   }
-  return p;
+  return reinterpret_cast<std::uint8_t const*>(address);
 }
 
 template <Space kSpace>
-std::uint8_t* writable(Warp& warp, std::uint64_t address, std::size_t bytes) {
+std::uint8_t const* readable(Warp& warp, std::uint64_t address, std::size_t bytes, int lane) {
+  Cta& cta = warp.cta();
+  if constexpr (kSpace == Space::global) return cta.grid.global.read(address, bytes, bytes);
+  if constexpr (kSpace == Space::shared) return cta.shared.read(address, bytes, bytes, warp.clock);
+  if constexpr (kSpace == Space::param) return readable_parameter(warp, address, bytes);
+  if constexpr (kSpace == Space::local) return warp.local.read(static_cast<std::uint32_t>(lane), address, bytes);
+  if ((address & kWindow) == kSharedWindow) return readable<Space::shared>(warp, address & ~kWindow, bytes, lane);
+  if ((address & kWindow) == kLocalWindow) return readable<Space::local>(warp, address & ~kWindow, bytes, lane);
+  return readable<Space::global>(warp, address, bytes, lane);
+}
+
+template <Space kSpace>
+std::uint8_t* writable(Warp& warp, std::uint64_t address, std::size_t bytes, int lane) {
   Cta& cta = warp.cta();
   if constexpr (kSpace == Space::global) return cta.grid.global.write(address, bytes, bytes);
   if constexpr (kSpace == Space::shared) return cta.shared.write(address, bytes, bytes, warp.stamp());
-  throw Fault("write to a parameter");
+  if constexpr (kSpace == Space::param) throw Fault("write to a parameter");
+  if constexpr (kSpace == Space::local) return warp.local.write(static_cast<std::uint32_t>(lane), address, bytes);
+  if ((address & kWindow) == kSharedWindow) return writable<Space::shared>(warp, address & ~kWindow, bytes, lane);
+  if ((address & kWindow) == kLocalWindow) return writable<Space::local>(warp, address & ~kWindow, bytes, lane);
+  return writable<Space::global>(warp, address, bytes, lane);
 }
 
 /// Addresses in 32 (shared) or 64 bits.
@@ -50,10 +68,16 @@ Step load(Warp& warp, Instruction const& in, Mask mask) {
   for (int n = 0; n < kCount; ++n) d[n] = warp.slot<Register>(in.op[n]);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (((mask >> lane) & 1u) == 0) continue;
-    std::uint8_t const* const from = readable<kSpace>(warp, address<kSpace>(warp, in, in.op[kCount], lane), sizeof(T) * kCount);
+    std::uint8_t const* const from = readable<kSpace>(warp, address<kSpace>(warp, in, in.op[kCount], lane), sizeof(T) * kCount, lane);
     T values[kCount];
     std::memcpy(values, from, sizeof values);
     for (int n = 0; n < kCount; ++n) d[n][lane] = static_cast<Register>(values[n]);
+    if constexpr (kSpace == Space::shared) {
+      std::uint64_t const at = address<kSpace>(warp, in, in.op[kCount], lane);
+      if (warp.cta().shared.has_undefined(at, sizeof(T) * kCount)) {
+        for (int n = 0; n < kCount; ++n) warp.set_undefined(in.op[n], lane, at);
+      }
+    }
   }
   return Step::next;
 }
@@ -64,7 +88,48 @@ Step store(Warp& warp, Instruction const& in, Mask mask) {
     if (((mask >> lane) & 1u) == 0) continue;
     T values[kCount];
     for (int n = 0; n < kCount; ++n) values[n] = static_cast<T>(warp.slot<Register>(in.op[n + 1])[lane]);
-    std::memcpy(writable<kSpace>(warp, address<kSpace>(warp, in, in.op[0], lane), sizeof values), values, sizeof values);
+    std::memcpy(writable<kSpace>(warp, address<kSpace>(warp, in, in.op[0], lane), sizeof values, lane), values, sizeof values);
+  }
+  return Step::next;
+}
+
+/// Replaces a word by function(word, operand) and returns what it was. Other warps may do the same without a barrier.
+template <Space kSpace, auto kFunction>
+Step atomic(Warp& warp, Instruction const& in, Mask mask) {
+  auto* d = warp.slot<std::uint32_t>(in.op[0]);
+  auto const* operand = warp.slot<std::uint32_t>(in.op[2]);
+  Cta& cta = warp.cta();
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (((mask >> lane) & 1u) == 0) continue;
+    std::uint64_t const at = address<kSpace>(warp, in, in.op[1], lane);
+    std::uint32_t old;
+    std::uint8_t* word;
+    if constexpr (kSpace == Space::shared) {
+      word = cta.shared.update(at, sizeof old, warp.clock, warp.stamp());
+    } else {
+      (void)cta.grid.global.read(at, sizeof old, sizeof old);
+      word = cta.grid.global.write(at, sizeof old, sizeof old);
+    }
+    std::memcpy(&old, word, sizeof old);
+    std::uint32_t const changed = kFunction(old, operand[lane]);
+    std::memcpy(word, &changed, sizeof changed);
+    d[lane] = old;
+  }
+  return Step::next;
+}
+std::uint32_t sum(std::uint32_t a, std::uint32_t b) { return a + b; }
+std::uint32_t larger(std::uint32_t a, std::uint32_t b) { return std::max(a, b); }
+std::uint32_t united(std::uint32_t a, std::uint32_t b) { return a | b; }
+
+/// Between generic addresses and those of a window.
+template <std::uint64_t kOf, bool kToGeneric>
+Step convert_address(Warp& warp, Instruction const& in, Mask mask) {
+  auto* d = warp.slot<std::uint64_t>(in.op[0]);
+  auto const* a = warp.slot<std::uint64_t>(in.op[1]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (((mask >> lane) & 1u) == 0) continue;
+    if (!kToGeneric && (a[lane] & kWindow) != kOf) throw Fault("cvta.to of an address outside of that memory");
+    d[lane] = kToGeneric ? a[lane] | kOf : a[lane] & ~kWindow;
   }
   return Step::next;
 }
@@ -75,26 +140,31 @@ char const* keep(std::string text) {
   return kept.emplace_back(std::move(text)).c_str();
 }
 
-/// Loads and stores of one type: ld.global.u32 d, [a] and so on.
+/// Loads and stores of one type: ld.global.u32 d, [a] and so on. loads, stores: ".global", and its like with a hint for caches.
+struct Names {
+  std::vector<std::string> loads, stores;
+};
 template <Space kSpace, typename T, typename Register>
-void add_forms(std::vector<Form>& forms, std::string const& space, char const* type, char kind) {
+void add_forms(std::vector<Form>& forms, Names const& names, char const* type, char kind) {
   std::string const where = kSpace == Space::shared ? "s" : "m";
   auto const vector = [&](int count) { return "{" + std::string(static_cast<std::size_t>(count), kind) + "}"; };
   auto const add = [&](std::string const& op, std::string const& width, std::string const& pattern, MachineFunction function) {
-    forms.push_back({keep(op + "." + space + width + "." + type), keep(pattern), nullptr, function});
+    forms.push_back({keep(op + width + "." + type), keep(pattern), nullptr, function});
   };
-  add("ld", "", std::string(1, kind) + "=" + where, load<kSpace, T, Register, 1>);
-  add("ld", ".v2", vector(2) + "=" + where, load<kSpace, T, Register, 2>);
-  if constexpr (sizeof(T) <= 4) add("ld", ".v4", vector(4) + "=" + where, load<kSpace, T, Register, 4>);
-  if constexpr (kSpace != Space::param) {
-    add("st", "", "=" + where + kind, store<kSpace, T, Register, 1>);
-    add("st", ".v2", "=" + where + vector(2), store<kSpace, T, Register, 2>);
-    if constexpr (sizeof(T) <= 4) add("st", ".v4", "=" + where + vector(4), store<kSpace, T, Register, 4>);
+  for (std::string const& name : names.loads) {
+    add("ld" + name, "", std::string(1, kind) + "=" + where, load<kSpace, T, Register, 1>);
+    add("ld" + name, ".v2", vector(2) + "=" + where, load<kSpace, T, Register, 2>);
+    if constexpr (sizeof(T) <= 4) add("ld" + name, ".v4", vector(4) + "=" + where, load<kSpace, T, Register, 4>);
+  }
+  for (std::string const& name : names.stores) {
+    add("st" + name, "", "=" + where + kind, store<kSpace, T, Register, 1>);
+    add("st" + name, ".v2", "=" + where + vector(2), store<kSpace, T, Register, 2>);
+    if constexpr (sizeof(T) <= 4) add("st" + name, ".v4", "=" + where + vector(4), store<kSpace, T, Register, 4>);
   }
 }
 
 template <Space kSpace>
-void add_space(std::vector<Form>& forms, std::string const& space) {
+void add_space(std::vector<Form>& forms, Names const& names) {
   using U8 = std::uint8_t;
   using S8 = std::int8_t;
   using U16 = std::uint16_t;
@@ -103,28 +173,42 @@ void add_space(std::vector<Form>& forms, std::string const& space) {
   using S32 = std::int32_t;
   using U64 = std::uint64_t;
   using S64 = std::int64_t;
-  for (char const* type : {"u32", "s32", "b32", "f32"}) add_forms<kSpace, U32, U32>(forms, space, type, 'r');
-  for (char const* type : {"u64", "s64", "b64"}) add_forms<kSpace, U64, U64>(forms, space, type, 'd');
-  add_forms<kSpace, S32, S64>(forms, space, "s32", 'd');
-  add_forms<kSpace, U32, U64>(forms, space, "u32", 'd');
-  add_forms<kSpace, U8, U32>(forms, space, "u8", 'r');
-  add_forms<kSpace, S8, S32>(forms, space, "s8", 'r');
-  add_forms<kSpace, U16, U32>(forms, space, "u16", 'r');
-  add_forms<kSpace, S16, S32>(forms, space, "s16", 'r');
+  for (char const* type : {"u32", "s32", "b32", "f32"}) add_forms<kSpace, U32, U32>(forms, names, type, 'r');
+  for (char const* type : {"u64", "s64", "b64", "f64"}) add_forms<kSpace, U64, U64>(forms, names, type, 'd');
+  add_forms<kSpace, S32, S64>(forms, names, "s32", 'd');
+  add_forms<kSpace, U32, U64>(forms, names, "u32", 'd');
+  add_forms<kSpace, U8, U32>(forms, names, "u8", 'r');
+  add_forms<kSpace, S8, S32>(forms, names, "s8", 'r');
+  add_forms<kSpace, U16, U32>(forms, names, "u16", 'r');
+  add_forms<kSpace, S16, S32>(forms, names, "s16", 'r');
   // 16-bit registers hold zero-extended numbers: the low half of what the register's type says.
-  add_forms<kSpace, U16, U32>(forms, space, "u16", 'h');
-  add_forms<kSpace, U16, U32>(forms, space, "b16", 'h');
-  add_forms<kSpace, U8, U32>(forms, space, "u8", 'h');
-  add_forms<kSpace, S8, S32>(forms, space, "s8", 'h');
+  add_forms<kSpace, U16, U32>(forms, names, "u16", 'h');
+  add_forms<kSpace, U16, U32>(forms, names, "b16", 'h');
+  add_forms<kSpace, U8, U32>(forms, names, "u8", 'h');
+  add_forms<kSpace, S8, S32>(forms, names, "s8", 'h');
 }
 
 }  // namespace
 
 std::vector<Form> memory_forms() {
   std::vector<Form> forms;
-  add_space<Space::global>(forms, "global");
-  add_space<Space::shared>(forms, "shared");
-  add_space<Space::param>(forms, "param");
+  add_space<Space::global>(forms, {{".global", ".global.nc"}, {".global", ".global.cs"}});
+  add_space<Space::shared>(forms, {{".shared"}, {".shared"}});
+  add_space<Space::param>(forms, {{".param"}, {}});
+  add_space<Space::local>(forms, {{".local"}, {".local"}});
+  add_space<Space::generic>(forms, {{""}, {""}});
+  std::vector<Form> const others = {
+      {"atom.global.add.u32", "r=mr", nullptr, atomic<Space::global, sum>},
+      {"atom.global.max.u32", "r=mr", nullptr, atomic<Space::global, larger>},
+      {"atom.shared.add.u32", "r=sr", nullptr, atomic<Space::shared, sum>},
+      {"atom.shared.max.u32", "r=sr", nullptr, atomic<Space::shared, larger>},
+      {"atom.shared.or.b32", "r=sr", nullptr, atomic<Space::shared, united>},
+      {"cvta.shared.u64", "d=d", nullptr, convert_address<kSharedWindow, true>},
+      {"cvta.local.u64", "d=d", nullptr, convert_address<kLocalWindow, true>},
+      {"cvta.to.shared.u64", "d=d", nullptr, convert_address<kSharedWindow, false>},
+      {"cvta.to.local.u64", "d=d", nullptr, convert_address<kLocalWindow, false>},
+  };
+  forms.insert(forms.end(), others.begin(), others.end());
   return forms;
 }
 

@@ -143,10 +143,28 @@ Step warp_barrier(Warp& warp, Instruction const& in, Mask mask) {
   return Step::next;
 }
 
-/// All warps of the CTA that have not exited.
+/// Whether any lane has the same number: the lanes that have it.
+Step match_any(Warp& warp, Instruction const& in, Mask mask) {
+  check_members(warp, in.op[2], mask, "match.any.sync");
+  auto const* a = warp.slot<std::uint32_t>(in.op[1]);
+  Mask result[kLanes] = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int other = 0; other < kLanes; ++other) {
+      if (((mask >> other) & 1u) != 0 && a[other] == a[lane]) result[lane] |= Mask{1} << other;
+    }
+  }
+  auto* d = warp.slot<std::uint32_t>(in.op[0]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (((mask >> lane) & 1u) != 0) d[lane] = result[lane];
+  }
+  return Step::next;
+}
+
+/// All warps of the CTA that have not exited. Of bar.red.or: result, number, predicate.
+template <bool kReduces>
 Step cta_barrier(Warp& warp, Instruction const& in, Mask mask) {
-  warp.require_all_lanes(mask, "bar.sync");
-  std::uint32_t const number = *warp.slot<std::uint32_t>(in.op[0]);
+  warp.require_all_lanes(mask, kReduces ? "bar.red" : "bar.sync");
+  std::uint32_t const number = *warp.slot<std::uint32_t>(in.op[kReduces ? 1 : 0]);
   if (number > 15) throw Fault("barrier number " + std::to_string(number));
   CtaBarrier& barrier = warp.cta().barriers[number];
   if (!warp.at_barrier[number]) {
@@ -154,15 +172,20 @@ Step cta_barrier(Warp& warp, Instruction const& in, Mask mask) {
     warp.barrier_round[number] = barrier.round;
     ++barrier.arrived;
     barrier.gathered.join(warp.release());
+    if (kReduces && (warp.lanes().predicates[in.op[2]] & mask) != 0) barrier.any_gathered = true;
     warp.cta().release_barrier(number);
   }
   if (barrier.round == warp.barrier_round[number]) {
-    warp.waits_for = "bar.sync " + std::to_string(number) + ", where " + std::to_string(barrier.arrived) + " of " +
+    warp.waits_for = "barrier " + std::to_string(number) + " of the CTA" + ", where " + std::to_string(barrier.arrived) + " of " +
                      std::to_string(warp.cta().warps_alive()) + " warps are";
     return Step::blocked;
   }
   warp.at_barrier[number] = false;
   warp.clock.join(barrier.released);
+  if constexpr (kReduces) {
+    Mask& p = warp.lanes().predicates[in.op[0]];
+    p = (p & ~mask) | (barrier.any_released ? mask : 0);
+  }
   return Step::next;
 }
 
@@ -197,7 +220,9 @@ std::vector<Form> warp_forms() {
       {"ret", "", nullptr, leave},
       {"exit", "", nullptr, leave},
       {"trap", "", nullptr, trap},
-      {"bar.sync", "=r", nullptr, cta_barrier},
+      {"bar.sync", "=r", nullptr, cta_barrier<false>},
+      {"bar.red.or.pred", "p=rp", nullptr, cta_barrier<true>},
+      {"match.any.sync.b32", "r=rr", nullptr, match_any},
       {"bar.warp.sync", "=r", nullptr, warp_barrier},
       {"shfl.sync.bfly.b32", "rp=rrrr", nullptr, shuffle<Shuffle::bfly, true>},
       {"shfl.sync.idx.b32", "rp=rrrr", nullptr, shuffle<Shuffle::idx, true>},
@@ -209,6 +234,7 @@ std::vector<Form> warp_forms() {
       {"vote.sync.all.pred", "p=pr", nullptr, vote<Vote::all>},
       {"vote.sync.ballot.b32", "r=pr", nullptr, ballot},
       {"redux.sync.add.u32", "r=rr", nullptr, reduce<std::plus<std::uint32_t>>},
+      {"redux.sync.add.s32", "r=rr", nullptr, reduce<std::plus<std::uint32_t>>},
       {"redux.sync.min.u32", "r=rr", nullptr, reduce<Smaller>},
       {"redux.sync.max.u32", "r=rr", nullptr, reduce<Larger>},
       {"elect.sync", "rp=r", nullptr, elect},

@@ -47,7 +47,7 @@ TEST(Loader, RefusesWhatItDoesNotKnow) {
   EXPECT_TRUE(has(load_error(kernel_text("  sin.approx.f32 %f0, %f1;\n")), "PTX line 25"));
   EXPECT_TRUE(has(load_error(kernel_text("  add.s32 %r0, %rd1, 1;\n")), "operands of add.s32 %r0, %rd1, 1"));
   EXPECT_TRUE(has(load_error(kernel_text("  bra $nowhere;\n")), "unknown label or symbol $nowhere"));
-  EXPECT_TRUE(has(load_error(".version 9.0\n.func f() {}\n"), ".func"));
+  EXPECT_TRUE(has(load_error(".version 9.0\n.const .b8 table[4];\n"), ".const"));
 }
 
 /// Lane n goes n times round a loop.
@@ -141,7 +141,13 @@ TEST(Memory, SharedFaults) {
   Program program;
   program.shared_bytes = 128;
   program.names = {{64, 64, "row"}};
-  EXPECT_TRUE(has(fault_of(program, "  ld.shared.u32 %r0, [smem+68];\n"), "shared read of row+4, which was never written"));
+  // What was never written may be read and computed with, but not used.
+  std::string const unwritten = "  ld.shared.u32 %r0, [smem+68];\n  add.s32 %r2, %r0, 1;\n",
+                    report = "shared read of row+4, which was never written";
+  EXPECT_EQ(fault_of(program, unwritten + "  selp.u32 %r0, 1, %r2, %p1;\n  mov.u32 %r2, 0;\n"), "");
+  EXPECT_TRUE(has(fault_of(program, unwritten + "  st.global.u32 [%rd1], %r2;\n"), report));
+  EXPECT_TRUE(has(fault_of(program, unwritten + "  setp.eq.s32 %p0, %r2, 0;\n  @%p0 bra $l;\n$l:\n"), report));
+  EXPECT_TRUE(has(fault_of(program, unwritten + "  cvt.u64.u32 %rd5, %r2;\n  ld.global.u32 %r3, [%rd5];\n"), report));
   EXPECT_TRUE(has(fault_of(program, "  st.shared.u32 [smem+128], %r30;\n"), "outside of the 128 bytes"));
   EXPECT_TRUE(has(fault_of(program, "  mbarrier.init.shared.b64 [smem], 1;\n"), "second mbarrier.init"));  // all lanes
 }
