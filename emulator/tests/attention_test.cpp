@@ -16,7 +16,6 @@ using cuda_test::Case;
 class EmulatedAttention : public testing::Test {
  protected:
   EmulatedAttention() {
-    device().ptx_folders = {VCATTN_PTX_FOLDER};
     device().multiprocessors = 3;
     device().arithmetic = MatrixArithmetic::exact;
   }

@@ -46,8 +46,9 @@ TEST_P(PlantedFault, IsSeen) {
   std::vector<PreparedCase> cases;
   for (auto const& sizes : kSizes) cases.push_back(prepared_case(sizes));
   device().arithmetic = MatrixArithmetic::exact;
-  device().ptx_folders = {VCATTN_FAULT_FOLDER "/" + GetParam(), VCATTN_PTX_FOLDER};
-  if (GetParam() == "none") device().ptx_folders.erase(device().ptx_folders.begin());
+  static std::vector<std::string> const kRight = device().ptx_folders;
+  device().ptx_folders = kRight;
+  if (GetParam() != "none") device().ptx_folders.insert(device().ptx_folders.begin(), VCATTN_FAULT_FOLDER "/" + GetParam());
   int reported = 0, wrong = 0;
   std::string report;
   for (int n = 0; n < kSchedules; ++n) {

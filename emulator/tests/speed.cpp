@@ -12,7 +12,6 @@ int main(int argc, char** argv) {
   using namespace vcattn;
   using emulator::MatrixArithmetic;
   auto& device = emulator::device();
-  device.ptx_folders = {VCATTN_PTX_FOLDER};
   std::int64_t const seqlen = argc > 1 ? std::atol(argv[1]) : 1024;
   testing_support::Sizes const sizes{1, seqlen, seqlen, 1, 1, 128};
   auto const owned = testing_support::OwnedProblem::normal(sizes, 1);
