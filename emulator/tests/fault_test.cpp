@@ -1,22 +1,18 @@
 // Faults planted in copies of the kernels (faults.cmake): each is reported, or gives a wrong result, under at least nine of ten schedules.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cuda/attention_case.hpp"
-#include "emulator/device/device.hpp"
-#include "emulator/fault.hpp"
+#include "cuda/device_problem.hpp"
+#include "emulator/tests/planted_fault.hpp"
 
 namespace vcattn::emulator {
 namespace {
-
-constexpr int kSchedules = 10;
 
 /// More than one window of key tiles, a partial tile, two query tiles for one CTA; and few keys, of which one is felt.
 constexpr testing_support::Sizes kSizes[] = {{1, 200, 2200, 1, 1, 64}, {1, 65, 25, 1, 1, 64}};
@@ -43,40 +39,41 @@ class PlantedFault : public testing::TestWithParam<std::string> {};
 
 TEST_P(PlantedFault, IsSeen) {
   device().multiprocessors = 1;
+  device().arithmetic = MatrixArithmetic::exact;
   std::vector<PreparedCase> cases;
   for (auto const& sizes : kSizes) cases.push_back(prepared_case(sizes));
-  device().arithmetic = MatrixArithmetic::exact;
-  static std::vector<std::string> const kRight = device().ptx_folders;
-  device().ptx_folders = kRight;
-  if (GetParam() != "none") device().ptx_folders.insert(device().ptx_folders.begin(), VCATTN_FAULT_FOLDER "/" + GetParam());
-  int reported = 0, wrong = 0;
-  std::string report;
-  for (int n = 0; n < kSchedules; ++n) {
-    device().seed = static_cast<std::uint64_t>(100 + 10 * n);
-    try {
-      bool const right = std::all_of(cases.begin(), cases.end(),
-                                     [](PreparedCase const& c) { return close(cuda_test::run_on_device(c.prepared), c.expected); });
-      if (!right) ++wrong;
-    } catch (Fault const& fault) {
-      ++reported;
-      report = fault.what();
-    }
-  }
-  fmt::print("{}: {} reported, {} wrong of {}. {}\n", GetParam(), reported, wrong, kSchedules, report.substr(0, report.find('\n')));
-  if (GetParam() == "none") {
-    EXPECT_EQ(reported + wrong, 0) << report;
-  } else {
-    EXPECT_GE(reported + wrong, 9 * kSchedules / 10);
-  }
+  expect_seen(GetParam(), [&] {
+    return std::all_of(cases.begin(), cases.end(),
+                       [](PreparedCase const& c) { return close(cuda_test::run_on_device(c.prepared), c.expected); });
+  });
 }
 
-std::vector<std::string> fault_names() {
-  std::istringstream in(VCATTN_FAULTS);
-  std::vector<std::string> names = {"none"};
-  for (std::string name; in >> name;) names.push_back(name);
-  return names;
+INSTANTIATE_TEST_SUITE_P(Kernel, PlantedFault, testing::ValuesIn(fault_names(VCATTN_ATTENTION_FAULTS)),
+                         [](auto const& tested) { return tested.param; });
+
+/// Grouping and preparation on the device, against the same with the right kernels.
+class PlantedPreparationFault : public testing::TestWithParam<std::string> {};
+
+TEST_P(PlantedPreparationFault, IsSeen) {
+  device().multiprocessors = 3;
+  device().arithmetic = MatrixArithmetic::exact;
+  auto const owned = testing_support::OwnedProblem::normal({1, 200, 301, 2, 2, 64}, 4);
+  cuda_test::DeviceInputs const inputs(owned.problem());
+  Options const options = cuda_test::options_of("vc8 rounding=nearest");
+  auto const prepared_bytes = [&] {
+    CudaBuffer storage(prepared_size_bytes(inputs.problem(), options));
+    storage.fill(0);
+    (void)prepare(inputs.problem(), options, {static_cast<std::byte*>(storage.data()), storage.size()}, {Device::cuda, nullptr, {}});
+    std::vector<std::byte> bytes(storage.size());
+    storage.download(bytes.data(), bytes.size());
+    return bytes;
+  };
+  auto const expected = prepared_bytes();
+  expect_seen(GetParam(), [&] { return prepared_bytes() == expected; });
 }
-INSTANTIATE_TEST_SUITE_P(Kernel, PlantedFault, testing::ValuesIn(fault_names()), [](auto const& tested) { return tested.param; });
+
+INSTANTIATE_TEST_SUITE_P(Kernel, PlantedPreparationFault, testing::ValuesIn(fault_names(VCATTN_PREPARATION_FAULTS)),
+                         [](auto const& tested) { return tested.param; });
 
 }  // namespace
 }  // namespace vcattn::emulator

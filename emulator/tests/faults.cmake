@@ -1,10 +1,13 @@
-# Faults that are planted in copies of the kernels: vcattn_fault(name file from to). Each becomes the PTX of one instance in a folder of its
-# name, which fault_test.cpp runs. `from` must be there, once.
+# Faults that are planted in copies of the kernels: vcattn_fault(kernels name file from to), file in src/. Each becomes the PTX of a few
+# instances in a folder of its name, which the tests run in the place of the right ones. `from` must be there, once.
 set(fault_root ${CMAKE_CURRENT_BINARY_DIR}/faults)
 set(fault_files "")
-set(fault_names "")
-function(vcattn_fault name file from to)
-  set(source ${PROJECT_SOURCE_DIR}/src/attention/sm90a/${file})
+set(attention_source ${PROJECT_SOURCE_DIR}/emulator/attention_kernels.cu
+  DEFINITIONS VCATTN_SCORES=f16 VCATTN_PROBABILITIES=lines VCATTN_HEAD_DIM=64)
+set(preparation_source ${CMAKE_CURRENT_SOURCE_DIR}/preparation_kernels.cu)
+set(grouping_source ${PROJECT_SOURCE_DIR}/src/grouping/cuda/index_stages.cu)
+function(vcattn_fault kernels name file from to)
+  set(source ${PROJECT_SOURCE_DIR}/src/${file})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
   file(READ ${source} text)
   string(REPLACE "${from}" "${to}" changed "${text}")
@@ -16,28 +19,39 @@ function(vcattn_fault name file from to)
   if(text STREQUAL changed OR NOT after EQUAL expected)
     message(FATAL_ERROR "fault ${name}: its text is not in ${file} just once; change emulator/tests/faults.cmake with the kernel")
   endif()
-  file(CONFIGURE OUTPUT ${fault_root}/${name}/attention/sm90a/${file} CONTENT "@changed@" @ONLY)
-  set(ptx ${fault_root}/${name}/attention_sm90a_f16_lines_64.ptx)
-  vcattn_ptx(${ptx} ${PROJECT_SOURCE_DIR}/emulator/attention_kernels.cu FOLDERS ${fault_root}/${name}
-    DEFINITIONS VCATTN_SCORES=f16 VCATTN_PROBABILITIES=lines VCATTN_HEAD_DIM=64)
+  file(CONFIGURE OUTPUT ${fault_root}/${name}/${file} CONTENT "@changed@" @ONLY)
+  set(ptx ${fault_root}/${name}/${kernels}.ptx)
+  vcattn_ptx(${ptx} ${${kernels}_source} FOLDERS ${fault_root}/${name})
   set(fault_files ${fault_files} ${ptx} PARENT_SCOPE)
-  set(fault_names "${fault_names} ${name}" PARENT_SCOPE)
+  set(${kernels}_faults "${${kernels}_faults} ${name}" PARENT_SCOPE)
 endfunction()
 
-vcattn_fault(no_barrier_fence kernel.cuh "  ptx::barrier_init_fence();\n" "")
-vcattn_fault(no_sync kernel.cuh "  __syncthreads();\n" "")
-vcattn_fault(no_matrix_fence consumer.cuh "    ptx::pin(acc);\n    ptx::wgmma_fence();\n    if constexpr" "    ptx::pin(acc);\n    if constexpr")
-vcattn_fault(no_wait_for_scores consumer.cuh "    ptx::wgmma_wait<1>();  // S(n + 1)\n" "")
-vcattn_fault(no_wait_for_values consumer.cuh "    ptx::wgmma_wait<0>();  // P V(n)\n" "")
-vcattn_fault(no_wait_for_means consumer.cuh "  ptx::barrier_wait(bar_.mean_full[mean_.stage], mean_.full_parity());\n" "")
-vcattn_fault(no_wait_for_keys consumer.cuh "  kv_.advance();\n  ptx::barrier_wait(bar_.kv_full[kv_.stage], kv_.full_parity());\n" "  kv_.advance();\n")
-vcattn_fault(early_release consumer.cuh
+vcattn_fault(attention no_barrier_fence attention/sm90a/kernel.cuh "  ptx::barrier_init_fence();\n" "")
+vcattn_fault(attention no_sync attention/sm90a/kernel.cuh "  __syncthreads();\n" "")
+vcattn_fault(attention no_matrix_fence attention/sm90a/consumer.cuh "    ptx::pin(acc);\n    ptx::wgmma_fence();\n    if constexpr" "    ptx::pin(acc);\n    if constexpr")
+vcattn_fault(attention no_wait_for_scores attention/sm90a/consumer.cuh "    ptx::wgmma_wait<1>();  // S(n + 1)\n" "")
+vcattn_fault(attention no_wait_for_values attention/sm90a/consumer.cuh "    ptx::wgmma_wait<0>();  // P V(n)\n" "")
+vcattn_fault(attention no_wait_for_means attention/sm90a/consumer.cuh "  ptx::barrier_wait(bar_.mean_full[mean_.stage], mean_.full_parity());\n" "")
+vcattn_fault(attention no_wait_for_keys attention/sm90a/consumer.cuh "  kv_.advance();\n  ptx::barrier_wait(bar_.kv_full[kv_.stage], kv_.full_parity());\n" "  kv_.advance();\n")
+vcattn_fault(attention early_release attention/sm90a/consumer.cuh
   "    ptx::wgmma_wait<0>();  // P V(n)\n    ptx::pin(acc);\n    ptx::pin(probs);\n    release(bar_.kv_empty[stage]);\n"
   "    release(bar_.kv_empty[stage]);\n    ptx::wgmma_wait<0>();  // P V(n)\n    ptx::pin(acc);\n    ptx::pin(probs);\n")
-vcattn_fault(no_release consumer.cuh "  release(bar_.kv_empty[kv_.stage]);\n" "")
-vcattn_fault(double_release consumer.cuh "    release(bar_.kv_empty[stage]);\n" "    release(bar_.kv_empty[stage]);\n    release(bar_.kv_empty[stage]);\n")
-vcattn_fault(wrong_bytes producer.cuh "ptx::barrier_arrive_expect(bar.q_full[w], C::kQueryBytes);" "ptx::barrier_arrive_expect(bar.q_full[w], C::kQueryBytes - 16);")
-vcattn_fault(wrong_tail scheduler.cuh "row + (seqlen_kv - seqlen_q) + 1) : seqlen_kv;" "row + (seqlen_kv - seqlen_q) + 1) : seqlen_kv + 1;")
-vcattn_fault(never_written consumer.cuh "  bool const fresh = row[0].out_factor == 0.0f && row[1].out_factor == 0.0f;\n" "  bool const fresh = false;\n")
-vcattn_fault(swapped_descriptor consumer.cuh "matrix_descriptor(smem.k[0], row_swizzle, 16, 8 * C::kHeadDim)" "matrix_descriptor(smem.k[0], row_swizzle, 8 * C::kHeadDim, 16)")
-vcattn_fault(wrong_row producer.cuh "ptx::copy_box(smem_.k[kv_.stage], p_.k_map, full, 0, tile * kTileKv);" "ptx::copy_box(smem_.k[kv_.stage], p_.k_map, full, 0, tile * kTileKv + 1);")
+vcattn_fault(attention no_release attention/sm90a/consumer.cuh "  release(bar_.kv_empty[kv_.stage]);\n" "")
+vcattn_fault(attention double_release attention/sm90a/consumer.cuh "    release(bar_.kv_empty[stage]);\n" "    release(bar_.kv_empty[stage]);\n    release(bar_.kv_empty[stage]);\n")
+vcattn_fault(attention wrong_bytes attention/sm90a/producer.cuh "ptx::barrier_arrive_expect(bar.q_full[w], C::kQueryBytes);" "ptx::barrier_arrive_expect(bar.q_full[w], C::kQueryBytes - 16);")
+vcattn_fault(attention wrong_tail attention/sm90a/scheduler.cuh "row + (seqlen_kv - seqlen_q) + 1) : seqlen_kv;" "row + (seqlen_kv - seqlen_q) + 1) : seqlen_kv + 1;")
+vcattn_fault(attention never_written attention/sm90a/consumer.cuh "  bool const fresh = row[0].out_factor == 0.0f && row[1].out_factor == 0.0f;\n" "  bool const fresh = false;\n")
+vcattn_fault(attention swapped_descriptor attention/sm90a/consumer.cuh "matrix_descriptor(smem.k[0], row_swizzle, 16, 8 * C::kHeadDim)" "matrix_descriptor(smem.k[0], row_swizzle, 8 * C::kHeadDim, 16)")
+vcattn_fault(attention wrong_row attention/sm90a/producer.cuh "ptx::copy_box(smem_.k[kv_.stage], p_.k_map, full, 0, tile * kTileKv);" "ptx::copy_box(smem_.k[kv_.stage], p_.k_map, full, 0, tile * kTileKv + 1);")
+
+vcattn_fault(preparation no_wait_for_columns prepare/cuda/packed_channels.cuh "    ptx::wait_async_copies<0>();\n" "")
+vcattn_fault(preparation no_wait_for_rows prepare/cuda/row.cuh "    ptx::wait_async_copies<0>();\n" "")
+vcattn_fault(preparation no_barrier_for_codes prepare/cuda/value.cuh "    __syncthreads();\n    smem.codes.store(" "    smem.codes.store(")
+vcattn_fault(preparation no_barrier_for_list prepare/cuda/column_tile.cuh "    smem_.stage.wait();\n    __syncthreads();\n" "    smem_.stage.wait();\n")
+vcattn_fault(preparation row_too_many prepare/cuda/params.cuh "formats::kTileRows), rows - row); }" "formats::kTileRows), rows - row + 1); }")
+vcattn_fault(preparation wrong_permutation prepare/cuda/value.cuh "0x1504 : 0x5140" "0x5140 : 0x1504")
+vcattn_fault(grouping no_barrier_for_minimum grouping/cuda/chain.cuh
+  "    __syncthreads();\n    std::uint64_t const of_warp" "    std::uint64_t const of_warp")
+vcattn_fault(grouping no_barrier_for_centroids grouping/cuda/chain.cuh
+  "  if (thread < p.padded_clusters) smem.path[thread] = thread;\n  __syncthreads();\n"
+  "  if (thread < p.padded_clusters) smem.path[thread] = thread;\n")
