@@ -25,6 +25,18 @@ std::string base_name(std::string const& path) { return path.substr(path.rfind('
 }  // namespace
 
 Counters& Counters::operator+=(Counters const& more) {
+  auto const add = [](Traffic& to, Traffic const& from) {
+    to.read_bytes += from.read_bytes;
+    to.written_bytes += from.written_bytes;
+  };
+  add(global, more.global);
+  add(shared, more.shared);
+  add(local, more.local);
+  launches += more.launches;
+  global_sectors += more.global_sectors;
+  matrix_shared_bytes += more.matrix_shared_bytes;
+  shared_wavefronts += more.shared_wavefronts;
+  shared_bank_conflicts += more.shared_bank_conflicts;
   warp_instructions += more.warp_instructions;
   thread_instructions += more.thread_instructions;
   matrix_instructions += more.matrix_instructions;

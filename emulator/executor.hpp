@@ -33,11 +33,24 @@ struct NamedRange {
   std::string name;
 };
 
+/// Accesses of threads to one kind of memory.
+struct Traffic {
+  std::uint64_t read_bytes = 0, written_bytes = 0;
+};
+
 struct Counters {
-  std::uint64_t warp_instructions = 0, thread_instructions = 0;
-  std::uint64_t matrix_instructions = 0, copied_bytes = 0;
-  double matrix_seconds = 0;                     // of processor time; only where asked for
-  std::map<std::string, std::uint64_t> by_form;  // warp instructions by name; only where asked for
+  std::uint64_t launches = 0, warp_instructions = 0, thread_instructions = 0;
+  std::uint64_t matrix_instructions = 0;
+  std::uint64_t copied_bytes = 0;  // from global to shared memory, by the copy engine and cp.async
+  double matrix_seconds = 0;       // of processor time; only where asked for
+
+  // Only where asked for.
+  std::map<std::string, std::uint64_t> by_form;  // warp instructions by name
+  Traffic global, shared, local;
+  std::uint64_t global_sectors = 0;         // of 32 bytes, that the instructions touched
+  std::uint64_t matrix_shared_bytes = 0;    // that wgmma read
+  std::uint64_t shared_wavefronts = 0;      // of loads and stores
+  std::uint64_t shared_bank_conflicts = 0;  // wavefronts beyond those that the bytes need
 
   Counters& operator+=(Counters const& more);
 };

@@ -113,6 +113,7 @@ Counters launch(Module const& module, std::string const& name, LaunchConfig cons
             config.trace,
             Random(config.seed),
             {}};
+  grid.counters.launches = 1;
   Lent const lent_parameter(global, parameter.data(), parameters.size(), "parameters");
   for (Placed const& p : kernel.parameters) grid.symbols[p.symbol] = reinterpret_cast<std::uint64_t>(parameter.data()) + p.offset;
   for (Placed const& variable : kernel.shared) grid.symbols[variable.symbol] = SharedMemory::kBase + variable.offset;

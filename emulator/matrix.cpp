@@ -193,7 +193,12 @@ Step start_product(Warp& warp, Instruction const& in, Mask mask) {
   warp.cta().check_same_product(warp.index() / 4, warp.matrix.count(), in, a, b);
   MatrixQueue::Range const a_range = shape.a_in_registers ? MatrixQueue::Range{} : range_of(decode(a), 4 * kWarpRows, true);
   warp.matrix.start(warp, in, accumulate, a, b, a_range, range_of(decode(b), shape.n, shape.inputs != Inputs::f16));
-  ++warp.cta().grid.counters.matrix_instructions;
+  Counters& counters = warp.cta().grid.counters;
+  ++counters.matrix_instructions;
+  // A of this warp's rows; B once for the warpgroup.
+  constexpr std::uint64_t kDepthBytes = 32;
+  if (!shape.a_in_registers) counters.matrix_shared_bytes += kWarpRows * kDepthBytes;
+  if (warp.index() % 4 == 0) counters.matrix_shared_bytes += static_cast<std::uint64_t>(shape.n) * kDepthBytes;
   return Step::next;
 }
 

@@ -8,6 +8,7 @@
 #include "emulator/executor.hpp"
 #include "emulator/fault.hpp"
 #include "emulator/forms.hpp"
+#include "emulator/traffic.hpp"
 
 namespace vcattn::emulator {
 
@@ -61,9 +62,31 @@ std::uint64_t address(Warp& warp, Instruction const& in, std::uint32_t slot, int
   return base + static_cast<std::uint64_t>(in.offset[0]);
 }
 
+/// Into the counters, where details are asked for. `slot` holds the addresses.
+template <Space kSpace>
+void count(Warp& warp, Instruction const& in, std::uint32_t slot, Mask mask, std::size_t bytes, bool is_write) {
+  Grid& grid = warp.cta().grid;
+  if (!grid.count_forms || kSpace == Space::param) return;
+  std::uint64_t addresses[kLanes];
+  Mask in_level[3] = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    addresses[lane] = address<kSpace>(warp, in, slot, lane);
+    std::uint64_t const window = addresses[lane] & kWindow;
+    bool const shared = kSpace == Space::shared || (kSpace == Space::generic && window == kSharedWindow);
+    bool const local = kSpace == Space::local || (kSpace == Space::generic && window == kLocalWindow);
+    in_level[shared ? 1 : local ? 2 : 0] |= mask & (Mask{1} << lane);
+    addresses[lane] &= ~kWindow;
+  }
+  for (Level const level : {Level::global, Level::shared, Level::local}) {
+    Mask const lanes = in_level[static_cast<int>(level)];
+    if (lanes != 0) count_access(grid.counters, level, addresses, lanes, static_cast<std::uint32_t>(bytes), is_write);
+  }
+}
+
 /// T in memory, Register in the slot (sign- or zero-extended), kCount elements.
 template <Space kSpace, typename T, typename Register, int kCount>
 Step load(Warp& warp, Instruction const& in, Mask mask) {
+  count<kSpace>(warp, in, in.op[kCount], mask, sizeof(T) * kCount, false);
   Register* d[kCount];
   for (int n = 0; n < kCount; ++n) d[n] = warp.slot<Register>(in.op[n]);
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -84,6 +107,7 @@ Step load(Warp& warp, Instruction const& in, Mask mask) {
 
 template <Space kSpace, typename T, typename Register, int kCount>
 Step store(Warp& warp, Instruction const& in, Mask mask) {
+  count<kSpace>(warp, in, in.op[0], mask, sizeof(T) * kCount, true);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (((mask >> lane) & 1u) == 0) continue;
     T values[kCount];
@@ -96,6 +120,7 @@ Step store(Warp& warp, Instruction const& in, Mask mask) {
 /// Replaces a word by function(word, operand) and returns what it was. Other warps may do the same without a barrier.
 template <Space kSpace, auto kFunction>
 Step atomic(Warp& warp, Instruction const& in, Mask mask) {
+  count<kSpace>(warp, in, in.op[1], mask, sizeof(std::uint32_t), true);
   auto* d = warp.slot<std::uint32_t>(in.op[0]);
   auto const* operand = warp.slot<std::uint32_t>(in.op[2]);
   Cta& cta = warp.cta();

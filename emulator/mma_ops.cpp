@@ -9,6 +9,7 @@
 #include "emulator/executor.hpp"
 #include "emulator/fault.hpp"
 #include "emulator/forms.hpp"
+#include "emulator/traffic.hpp"
 
 namespace vcattn::emulator {
 
@@ -167,6 +168,13 @@ Step load_matrices(Warp& warp, Instruction const& in, Mask mask) {
     std::uint64_t const from = warp.slot<std::uint32_t>(in.op[4])[lane] + static_cast<std::uint64_t>(in.offset[0]);
     undefined[lane] = cta.shared.has_undefined(from, sizeof rows[lane]) ? from : 0;
     std::memcpy(rows[lane], cta.shared.read(from, sizeof rows[lane], sizeof rows[lane], warp.clock), sizeof rows[lane]);
+  }
+  if (cta.grid.count_forms) {
+    // Each matrix is read at once.
+    std::uint64_t addresses[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane)
+      addresses[lane] = warp.slot<std::uint32_t>(in.op[4])[lane] + static_cast<std::uint64_t>(in.offset[0]);
+    count_access(cta.grid.counters, Level::shared, addresses, kAllLanes, sizeof rows[0], false);
   }
   for (int matrix = 0; matrix < 4; ++matrix) {
     auto* d = warp.slot<std::uint32_t>(in.op[matrix]);
