@@ -184,6 +184,17 @@ void SharedMemory::check_known(std::size_t offset, std::size_t bytes, Clock cons
   }
 }
 
+void SharedMemory::check_atomics(std::size_t offset, std::size_t bytes, Clock const& reader) const {
+  for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) {
+    auto const found = atomics_.find(word);
+    for (std::uint32_t warp = 0; found != atomics_.end() && warp < Clock::kWarps; ++warp) {
+      if (found->second.time[warp] <= reader.time[warp]) continue;
+      throw Fault("shared read of " + describe(kBase + word * 4) + ", which warp " + std::to_string(warp) +
+                  " changed by an atomic operation, without a barrier in between");
+    }
+  }
+}
+
 void SharedMemory::stamp(std::size_t offset, std::size_t bytes, Stamp writer) {
   std::fill(stamps_.begin() + static_cast<std::ptrdiff_t>(offset / 4),
             stamps_.begin() + static_cast<std::ptrdiff_t>((offset + bytes + 3) / 4), writer);
@@ -193,12 +204,16 @@ std::uint8_t const* SharedMemory::read(std::uint64_t address, std::size_t bytes,
   std::size_t const offset = locate(address, bytes, "shared read", alignment);
   if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "shared read");
   check_known(offset, bytes, reader, "shared read");
+  if (any(offset, bytes, atomic)) check_atomics(offset, bytes, reader);
   return data_.get() + offset;
 }
 
 std::uint8_t* SharedMemory::write(std::uint64_t address, std::size_t bytes, std::size_t alignment, Stamp writer) {
   std::size_t const offset = locate(address, bytes, "shared write", alignment);
   if (any(offset, bytes, filling | barrier)) refuse(offset, bytes, "shared write");
+  if (any(offset, bytes, atomic)) {
+    for (std::size_t word = offset / 4; word * 4 < offset + bytes; ++word) atomics_.erase(word);
+  }
   std::memset(states_.data() + offset, unfenced, bytes);
   stamp(offset, bytes, writer);
   has_unfenced_ = true;
@@ -209,9 +224,10 @@ std::uint8_t* SharedMemory::update(std::uint64_t address, std::size_t bytes, Clo
   constexpr char const* kWhat = "atomic operation on shared memory";
   std::size_t const offset = locate(address, bytes, kWhat, bytes);
   if (any(offset, bytes, uninitialised | filling | barrier)) refuse(offset, bytes, kWhat);
-  if (!any(offset, bytes, atomic)) check_known(offset, bytes, reader, kWhat);
+  check_known(offset, bytes, reader, kWhat);
   std::memset(states_.data() + offset, unfenced | atomic, bytes);
-  stamp(offset, bytes, writer);
+  std::uint32_t& time = atomics_[offset / 4].time[writer.component];
+  time = std::max(time, writer.time);
   has_unfenced_ = true;
   return data_.get() + offset;
 }
@@ -246,7 +262,7 @@ void SharedMemory::make_barrier(std::uint64_t address) {
 
 void SharedMemory::fence_async() {
   if (!has_unfenced_) return;
-  for (std::uint8_t& state : states_) state &= static_cast<std::uint8_t>(~static_cast<unsigned>(unfenced | atomic));
+  for (std::uint8_t& state : states_) state &= static_cast<std::uint8_t>(~static_cast<unsigned>(unfenced));
   has_unfenced_ = false;
 }
 

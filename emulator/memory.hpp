@@ -56,7 +56,7 @@ class SharedMemory {
     filling = 2,   // an asynchronous copy will write it
     barrier = 4,   // part of an mbarrier
     unfenced = 8,  // written by a thread: asynchronous readers need a fence.proxy.async
-    atomic = 16,   // last written by atomic operations, which need no order among themselves
+    atomic = 16,   // changed by atomic operations, which need no order among themselves, since the last plain write
   };
 
   explicit SharedMemory(std::size_t bytes);
@@ -81,7 +81,8 @@ class SharedMemory {
     if (offset <= bytes_ - 16 && bytes_ >= 16 && address % 16 == 0) {
       std::uint64_t states[2];
       std::memcpy(states, states_.data() + offset, sizeof states);
-      if ((states[0] | states[1]) == 0 && stamps_[offset / 4].is_known_to(reader)) return data_.get() + offset;
+      constexpr std::uint64_t kAtomicBytes = 0x1010101010101010u;
+      if (((states[0] | states[1]) & ~kAtomicBytes) == 0 && stamps_[offset / 4].is_known_to(reader)) return data_.get() + offset;
     }
     return refuse_chunk(address, reader);
   }
@@ -98,6 +99,7 @@ class SharedMemory {
   std::size_t locate(std::uint64_t address, std::size_t bytes, char const* what, std::size_t alignment) const;
   std::uint8_t const* refuse_chunk(std::uint64_t address, Clock const& reader) const;
   void check_known(std::size_t offset, std::size_t bytes, Clock const& reader, char const* what) const;
+  void check_atomics(std::size_t offset, std::size_t bytes, Clock const& reader) const;
   void stamp(std::size_t offset, std::size_t bytes, Stamp writer);
   [[noreturn]] void refuse(std::size_t offset, std::size_t bytes, char const* what) const;
   bool any(std::size_t offset, std::size_t bytes, unsigned states) const;
@@ -105,7 +107,8 @@ class SharedMemory {
   std::size_t bytes_;
   std::unique_ptr<std::uint8_t[]> data_;
   std::vector<std::uint8_t> states_;
-  std::vector<Stamp> stamps_;  // per word
+  std::vector<Stamp> stamps_;             // per word
+  std::map<std::size_t, Clock> atomics_;  // by word: the last atomic operation of each warp since the last plain write
   std::map<std::uint32_t, std::pair<std::size_t, std::string>> names_;
   bool has_unfenced_ = false;
 };

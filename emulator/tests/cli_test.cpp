@@ -68,7 +68,7 @@ TEST_F(EmulatedCommands, RefusalsSayWhatToDo) {
   };
   refused({"--device", "cuda"}, "--device: cpu or emu required, got 'cuda'");
   refused({"--device", "emu", "--trace-warp", "attention_kernel"}, "--trace-warp: KERNEL,CTA,WARP required");
-  refused({"--device", "emu", "--counters", "/nowhere/counters"}, "--counters: cannot write");
+  refused({"--device", "emu", "--counters", file("no_folder/counters")}, "--counters: cannot write");
 }
 
 }  // namespace

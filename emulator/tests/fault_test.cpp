@@ -42,7 +42,7 @@ TEST_P(PlantedFault, IsSeen) {
   device().arithmetic = MatrixArithmetic::exact;
   std::vector<PreparedCase> cases;
   for (auto const& sizes : kSizes) cases.push_back(prepared_case(sizes));
-  expect_seen(GetParam(), [&] {
+  expect_seen(VCATTN_FAULT_FOLDER, GetParam(), [&] {
     return std::all_of(cases.begin(), cases.end(),
                        [](PreparedCase const& c) { return close(cuda_test::run_on_device(c.prepared), c.expected); });
   });
@@ -69,7 +69,7 @@ TEST_P(PlantedPreparationFault, IsSeen) {
     return bytes;
   };
   auto const expected = prepared_bytes();
-  expect_seen(GetParam(), [&] { return prepared_bytes() == expected; });
+  expect_seen(VCATTN_FAULT_FOLDER, GetParam(), [&] { return prepared_bytes() == expected; });
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernel, PlantedPreparationFault, testing::ValuesIn(fault_names(VCATTN_PREPARATION_FAULTS)),

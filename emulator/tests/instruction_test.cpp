@@ -7,6 +7,8 @@
 #include <functional>
 #include <random>
 
+#include "core/e4m3.hpp"
+#include "core/half.hpp"
 #include "emulator/matrix_kernels.hpp"
 #include "emulator/tests/program.hpp"
 #include "reference/codecs.hpp"
@@ -197,6 +199,37 @@ TEST(Matrix, Fp8AsTheTensorCore) {
       }
     }
   }
+}
+
+TEST(Instructions, OfThePreparationKernels) {
+  check("rcp.rn.f32 %r0, %r1;", false, [](auto a, auto, auto) {
+    float const x = 1.0f / number(a);
+    return x == x ? bits(x) : 0x7FFFFFFFu;
+  });
+  check("sqrt.rn.f32 %r0, %r1;", false, [](auto a, auto, auto) {
+    float const x = std::sqrt(number(a));
+    return x == x ? bits(x) : 0x7FFFFFFFu;
+  });
+  check("copysign.f32 %r0, %r1, %r2;", false, [](auto a, auto b, auto) { return bits(std::copysign(number(b), number(a))); });
+  check("dp4a.s32.s32 %r0, %r1, %r2, %r3;", false, [](auto a, auto b, auto c) {
+    for (int n = 0; n < 4; ++n) {
+      c += static_cast<std::uint32_t>(static_cast<std::int8_t>(a >> (8 * n)) * static_cast<std::int8_t>(b >> (8 * n)));
+    }
+    return c;
+  });
+  check("{ .reg .b16 h; cvt.u16.u32 h, %r1; cvt.rn.f16x2.e4m3x2 %r0, h; }", false, [](auto a, auto, auto) {
+    std::uint32_t result = 0;
+    for (int n = 0; n < 2; ++n) {
+      auto const code = static_cast<std::uint8_t>(a >> (8 * n));
+      std::uint32_t const half = (code & 0x7F) == 0x7F ? 0x7FFFu : core::fp16_encode(core::e4m3_decode(code));
+      result |= half << (16 * n);
+    }
+    return result;
+  });
+  check("{ .reg .b16 h; cvt.rn.bf16.f32 h, %r1; cvt.f32.bf16 %r0, h; }", false, [](auto a, auto, auto) {
+    bool const nan = (a & 0x7FFFFFFFu) > 0x7F800000u;
+    return nan ? 0x7FFF0000u : static_cast<std::uint32_t>(core::bf16_encode(number(a))) << 16;
+  });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "emulator/fault.hpp"
 #include "emulator/tests/program.hpp"
+#include "emulator/traffic.hpp"
 
 namespace vcattn::emulator {
 namespace {
@@ -217,6 +218,131 @@ TEST(Copies, ArriveAndFaults) {
     EXPECT_TRUE(has(fault_of(program, begin + fence + expect + end), "before its copies"));
   }
   EXPECT_EQ(unwaited, 10);
+}
+
+/// Each thread copies a word of a into shared memory.
+TEST(Copies, OfThreads) {
+  Program program;
+  program.shared_bytes = 256;
+  program.a = iota(32);
+  std::string const start = R"(  mov.u32 %r2, smem;
+  shl.b32 %r3, %r30, 2;
+  add.s32 %r4, %r2, %r3;
+  cp.async.ca.shared.global [%r4], [%rd2], 4;
+  cp.async.commit_group;
+)";
+  std::string const wait = "  cp.async.wait_group 0;\n", read = "  ld.shared.u32 %r0, [%r4];\n" + std::string(kStoreR0);
+  EXPECT_EQ(program.run(start + wait + read), program.a);
+  EXPECT_TRUE(has(fault_of(program, start + read), "which a copy is filling"));
+  EXPECT_TRUE(has(fault_of(program, start + "  cp.async.wait_group 1;\n" + read), "which a copy is filling"));
+  EXPECT_TRUE(has(fault_of(program, start + start + wait + read), "which a copy is filling"));
+  std::string const none = "  mov.u32 %r2, smem;\n  cp.async.cg.shared.global [%r2+128], [%rd1+1], 16, 0;\n";  // zeros; no address is read
+  EXPECT_TRUE(has(fault_of(program, none), "which a copy is filling"));                                        // by all lanes
+  EXPECT_EQ(fault_of(program, "  setp.eq.s32 %p0, %r30, 0;\n  @!%p0 bra $l;\n" + none + "$l:\n"), "");
+}
+
+/// All warps add to one word; a plain read needs a barrier.
+TEST(Atomics, NeedNoOrderAmongThemselves) {
+  Program program;
+  program.threads = 128;
+  program.shared_bytes = 16;
+  std::string const clear = "  setp.eq.s32 %p0, %r30, 0;\n  @%p0 st.shared.u32 [smem], 0;\n", barrier = "  bar.sync 0;\n";
+  std::string const add = "  mov.u32 %r2, smem;\n  atom.shared.add.u32 %r3, [%r2], 1;\n";
+  std::string const read = "  ld.shared.u32 %r0, [smem];\n" + std::string(kStoreR0);
+  for (program.seed = 1; program.seed <= 5; ++program.seed) {
+    EXPECT_EQ(program.run(clear + barrier + add + barrier + read), std::vector<std::uint32_t>(128, 128u));
+    std::string const fault = fault_of(program, clear + add);
+    EXPECT_TRUE(has(fault, "never written") || has(fault, "without a barrier in between")) << fault;
+    EXPECT_TRUE(has(fault_of(program, clear + barrier + add + read), "without a barrier in between"));
+  }
+}
+
+TEST(Barriers, ReducePredicates) {
+  Program program;
+  program.threads = 96;
+  std::string const vote = "  setp.eq.s32 %p0, %r30, %r1;\n  bar.red.or.pred %p1, 0, %p0;\n  selp.u32 %r0, 1, 0, %p1;\n";
+  EXPECT_EQ(program.run("  mov.u32 %r1, 70;\n" + vote + kStoreR0), std::vector<std::uint32_t>(96, 1u));
+  EXPECT_EQ(program.run("  mov.u32 %r1, 96;\n" + vote + kStoreR0), std::vector<std::uint32_t>(96, 0u));
+}
+
+TEST(Products, OfInt8ThatWereNeverWritten) {
+  Program program;
+  program.shared_bytes = 512;
+  std::string const load =
+      "  mov.u32 %r2, smem;\n  shl.b32 %r3, %r30, 4;\n  add.s32 %r2, %r2, %r3;\n"
+      "  ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r2];\n";
+  auto const product = [](std::string const& b) {
+    return "  mov.u32 %r8, " + b +
+           ";\n  mov.u32 %r0, 5;\n  mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r0, %r9, %r10, %r11}, "
+           "{%r4, %r5, %r6, %r7}, {%r8, %r8}, {%r0, %r0, %r0, %r0};\n";
+  };
+  EXPECT_EQ(program.run(load + product("0") + kStoreR0), std::vector<std::uint32_t>(32, 5u));
+  EXPECT_TRUE(has(fault_of(program, load + product("1") + kStoreR0), "which was never written"));
+}
+
+TEST(Functions, AreInlined) {
+  std::string text = kernel_text(R"(  { // callseq
+  .param .b32 param0;
+  st.param.b32 [param0+0], %r30;
+  .param .b32 retval0;
+  call.uni (retval0), twice, (param0);
+  ld.param.b32 %r0, [retval0+0];
+  }
+  { // callseq
+  .param .b32 param0;
+  st.param.b32 [param0+0], %r0;
+  .param .b32 retval0;
+  call.uni (retval0), twice, (param0);
+  ld.param.b32 %r0, [retval0+0];
+  }
+  st.global.u32 [%rd1], %r0;
+)");
+  text += R"(.func (.param .b32 func_retval0) twice(
+  .param .b32 twice_param_0
+)
+{
+  .reg .b32 %r<3>;
+  .reg .pred %p<2>;
+  ld.param.u32 %r1, [twice_param_0];
+  setp.gt.s32 %p1, %r1, 9;
+  st.param.b32 [func_retval0+0], %r1;
+  @%p1 ret;
+  add.s32 %r2, %r1, %r1;
+  st.param.b32 [func_retval0+0], %r2;
+  ret;
+}
+)";
+  std::vector<std::uint32_t> out(32);
+  GlobalMemory global;
+  global.add(out.data(), out.size() * 4, "out", Access::read_write, false);
+  void const* const pointers[4] = {out.data(), nullptr, nullptr, nullptr};
+  std::uint8_t parameters[32];
+  std::memcpy(parameters, pointers, sizeof parameters);
+  (void)launch(load_module(text), "kernel", {{1}, {32}}, parameters, global);
+  for (std::uint32_t i = 0; i < 32; ++i) EXPECT_EQ(out[i], i > 9 ? i : 2 * i > 9 ? 2 * i : 4 * i);
+}
+
+TEST(Counters, BankConflictsAndSectors) {
+  auto const conflicts = [](std::uint64_t stride, std::uint32_t bytes) {
+    std::uint64_t addresses[kLanes];
+    for (std::uint64_t lane = 0; lane < kLanes; ++lane) addresses[lane] = 1024 + lane * stride;
+    Counters counters;
+    count_access(counters, Level::shared, addresses, kAllLanes, bytes, false);
+    EXPECT_EQ(counters.shared.read_bytes, 32u * bytes);
+    return counters.shared_bank_conflicts;
+  };
+  EXPECT_EQ(conflicts(4, 4), 0u);
+  EXPECT_EQ(conflicts(0, 4), 0u);  // one word for all
+  EXPECT_EQ(conflicts(8, 4), 1u);
+  EXPECT_EQ(conflicts(128, 4), 31u);
+  EXPECT_EQ(conflicts(16, 16), 0u);
+  EXPECT_EQ(conflicts(32, 16), 4u);
+  std::uint64_t addresses[kLanes];
+  for (std::uint64_t lane = 0; lane < kLanes; ++lane) addresses[lane] = 16 + 4 * lane;
+  Counters counters;
+  count_access(counters, Level::global, addresses, kAllLanes, 4, true);
+  EXPECT_EQ(counters.global_sectors, 5u);
+  EXPECT_EQ(counters.global.written_bytes, 128u);
 }
 
 TEST(Trace, ShowsOneWarp) {

@@ -16,14 +16,14 @@ namespace vcattn::emulator {
 
 inline constexpr int kSchedules = 10;
 
-/// right(): whether the result is; run with the kernels of that fault in the place of the right ones, "none": with these. A fault must be
-/// reported, or change the result, under at least nine of ten schedules.
+/// folder: of all faults. right(): whether the result is; run with the kernels of that fault in the place of the right ones, "none": with
+/// these. A fault must be reported, or change the result, under at least nine of ten schedules.
 template <typename Right>
-void expect_seen(std::string const& fault, Right const& right) {
+void expect_seen(std::string const& folder, std::string const& fault, Right const& right) {
   EmulatedDevice& d = device();
   static std::vector<std::string> const kRightFolders = d.ptx_folders;
   d.ptx_folders = kRightFolders;
-  if (fault != "none") d.ptx_folders.insert(d.ptx_folders.begin(), VCATTN_FAULT_FOLDER "/" + fault);
+  if (fault != "none") d.ptx_folders.insert(d.ptx_folders.begin(), folder + "/" + fault);
   int reported = 0, wrong = 0;
   std::string report;
   for (int n = 0; n < kSchedules; ++n) {
