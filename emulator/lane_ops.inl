@@ -133,11 +133,15 @@ F32 round_up(double x) {
   return static_cast<double>(r) < x ? std::nextafter(r, std::numeric_limits<F32>::infinity()) : r;
 }
 F32 multiply_up(F32 a, F32 b) { return quiet(round_up(static_cast<double>(a) * static_cast<double>(b))); }
+/// Downward: an overflow of finite numbers is the largest number, a difference of equal numbers is -0.
 F32 subtract_down(F32 a, F32 b) {
+  constexpr F32 kInfinity = std::numeric_limits<F32>::infinity();
   F32 const s = a - b;
   F32 const bb = s - a;
   F32 const error = (a - (s - bb)) - (b + bb);
-  return quiet(error < 0 ? std::nextafter(s, -std::numeric_limits<F32>::infinity()) : s);
+  if (s == kInfinity && a < kInfinity && b > -kInfinity) return std::numeric_limits<F32>::max();
+  if (s == 0.0f) return bits(a) == 0u && bits(b) == 0x80000000u ? 0.0f : -0.0f;
+  return quiet(error < 0 ? std::nextafter(s, -kInfinity) : s);
 }
 /// Correctly rounded, where the hardware is within 2 ulp; subnormal numbers are zero.
 F32 exp2_flushed(F32 x) {
@@ -241,7 +245,7 @@ template <auto kFunction, int kBits>
 [[gnu::always_inline]] inline U32 leading_zeros(U32 x) { return x == 0 ? ~0u : static_cast<U32>(std::countl_zero(x)); }
 S32 divide_signed(S32 a, S32 b) { return b == 0 ? -1 : b == -1 ? static_cast<S32>(0u - static_cast<U32>(a)) : a / b; }
 U32 divide_unsigned(U32 a, U32 b) { return b == 0 ? ~0u : a / b; }
-U32 remainder_unsigned(U32 a, U32 b) { return b == 0 ? a : a % b; }
+U32 remainder_unsigned(U32 a, U32 b) { return b == 0 ? ~0u : a % b; }
 S32 remainder_signed(S32 a, S32 b) { return b == 0 ? a : b == -1 ? 0 : a % b; }
 
 void insert_bits(Lanes const& lanes, Instruction const& in, Mask mask) {
@@ -547,7 +551,7 @@ constexpr Form kForms[] = {
     {"cvt.u32.u16", "r=h", kCopy32},
     {"cvt.s32.s16", "r=h", unary<S32, U32, [](U32 a) { return S32{static_cast<std::int16_t>(a)}; }>},
     {"cvt.u16.u32", "h=r", unary<U32, U32, [](U32 a) { return a & 0xFFFFu; }>},
-    {"cvt.f32.f16", "r=h", unary<F32, U32, from_half>},
+    {"cvt.f32.f16", "r=h", unary<F32, U32, [](U32 a) { return quiet(from_half(a)); }>},
     {"cvt.rn.f16.f32", "h=r", unary<U32, F32, to_half>},
     {"cvt.rn.f32.s16", "r=h", unary<F32, U32, [](U32 a) { return static_cast<F32>(static_cast<std::int16_t>(a)); }>},
     {"cvt.rn.f32.s32", "r=r", unary<F32, S32, [](S32 a) { return static_cast<F32>(a); }>},

@@ -82,6 +82,12 @@ bool has_nan(std::uint8_t const* a) {
 
 [[gnu::always_inline]] inline float power_of_two(std::int32_t exponent) { return number(static_cast<std::uint32_t>(exponent + 127) << 23); }
 
+/// x * 2^exponent for exponents beyond those of FP32.
+[[gnu::always_inline]] inline float scaled(float x, std::int32_t exponent) {
+  std::int32_t const half = exponent >> 1;
+  return x * power_of_two(half) * power_of_two(exponent - half);
+}
+
 /// One row: products and accumulator are truncated to 13 fraction bits below the largest exponent among them, and added. An FP16 sum is
 /// rounded, an FP32 sum truncated to 13 fraction bits of its own.
 void multiply_row(std::uint8_t const* a, Columns const& columns, int n, bool f16, float* d) {
@@ -97,8 +103,7 @@ void multiply_row(std::uint8_t const* a, Columns const& columns, int n, bool f16
     for (int c = 0; c < n; ++c) largest[c] = std::max(largest[c], code.exponent + columns.exponent[k][c]);
   }
   for (int c = 0; c < n; ++c) {
-    std::int32_t const shift = std::min(kFractionBits - std::max(largest[c], -100), 126);
-    float const aligned = d[c] * power_of_two(std::max(shift, -126));
+    float const aligned = scaled(d[c], kFractionBits - std::max(largest[c], -126));
     sum[c] = static_cast<std::int32_t>(std::abs(aligned) < 32768.0f ? aligned : 0.0f);
   }
   for (int k = 0; k < kStep; ++k) {
@@ -113,10 +118,9 @@ void multiply_row(std::uint8_t const* a, Columns const& columns, int n, bool f16
   }
   alignas(64) float result[kMaxColumns];
   for (int c = 0; c < n; ++c) {
-    std::int32_t const exponent = std::max(largest[c], -100) - kFractionBits;
-    float const unit = power_of_two(std::min(std::max(exponent, -126), 127));
     auto const exact = static_cast<float>(sum[c]);
-    result[c] = (f16 ? exact : number(bits(exact) & ~((1u << (23 - kFractionBits)) - 1u))) * unit;
+    float const kept = f16 ? exact : number(bits(exact) & ~((1u << (23 - kFractionBits)) - 1u));
+    result[c] = scaled(kept, std::max(largest[c], -126) - kFractionBits);
   }
   if (f16) {
     for (int c = 0; c < n; ++c) result[c] = from_half(to_half(result[c]));
@@ -162,6 +166,9 @@ float truncated(double x) {
   return std::abs(static_cast<double>(r)) > std::abs(x) ? std::nextafter(r, 0.0f) : r;
 }
 
+/// As FP8, subnormal numbers have the exponent of the smallest normal one.
+int half_exponent(float x) { return std::max(std::ilogb(x), -14); }
+
 /// As the FP8 product, with more fraction bits, 16 products a step, and a sum that is truncated to FP32.
 void multiply_f16_exact(std::uint16_t const* a, std::uint16_t const* b, int n, float* d) {
   constexpr int kHalfStep = 16;
@@ -184,7 +191,7 @@ void multiply_f16_exact(std::uint16_t const* a, std::uint16_t const* b, int n, f
       int largest = kNoExponent;
       for (int k = 0; k <= kHalfStep; ++k) {
         if (terms[k] == 0.0) continue;
-        int const exponent = k == kHalfStep ? std::ilogb(terms[k]) : std::ilogb(x[k]) + std::ilogb(from_half(b[k * n + c]));
+        int const exponent = k == kHalfStep ? std::ilogb(terms[k]) : half_exponent(x[k]) + half_exponent(from_half(b[k * n + c]));
         largest = std::max(largest, exponent);
       }
       if (largest == kNoExponent) {

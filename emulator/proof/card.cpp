@@ -71,7 +71,7 @@ std::vector<std::uint8_t> Card::run(Program const& program) {
   VCATTN_DRIVER(cuMemAlloc, &output, program.output_bytes);
   VCATTN_DRIVER(cuMemcpyHtoD, input, program.input.data(), program.input.size());
   VCATTN_DRIVER(cuMemsetD8, output, 0, program.output_bytes);
-  alignas(64) std::uint8_t parameters[kParameterBytes] = {};
+  alignas(128) std::uint8_t parameters[kParameterBytes] = {};
   std::memcpy(parameters, &output, 8);
   std::memcpy(parameters + 8, &input, 8);
   if (BoxedInput const& boxes = program.boxes; boxes.columns != 0) {

@@ -26,7 +26,7 @@ std::string number(std::uint64_t x) { return std::to_string(x); }
 /// %out, %in: addresses; %tid, %cta: numbers; %smem: shared address.
 std::string kernel(std::string const& registers, std::string const& body, std::uint32_t threads) {
   return ".version 8.3\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 shared[];\n"
-         ".visible .entry proof(.param .align 64 .b8 parameter[" +
+         ".visible .entry proof(.param .align 128 .b8 parameter[" +
          number(kParameterBytes) + "])\n.maxntid " + number(threads) + ", 1, 1\n{\n" + registers +
          ".reg .b64 %out, %in, %at;\n.reg .b32 %thread, %lane, %cta, %all, %smem;\n"
          "ld.param.u64 %out, [parameter];\nld.param.u64 %in, [parameter+8];\ncvta.to.global.u64 %out, %out;\ncvta.to.global.u64 %in, %in;\n"
@@ -193,7 +193,7 @@ Program product(Product const& p) {
   Program program{name, kernel(registers, body, kGroup), kProductCtas, kGroup, kTiles, {}, kProductCtas * sums * kGroup * 4};
   Numbers numbers(seed_of(name));
   for (std::uint32_t cta = 0; cta < kProductCtas; ++cta) {
-    std::uint32_t const theme = cta, sum_theme = cta / kThemes + cta;
+    std::uint32_t const theme = cta, sum_theme = cta + 2 * (cta / kThemes) + 1;
     std::vector<std::uint8_t> part(cta_bytes);
     auto const code = [&] { return p.codes == Codes::s8 ? static_cast<std::uint8_t>(numbers.word()) : e4m3_code(theme, numbers); };
     if (k_major) {
@@ -216,7 +216,7 @@ Program product(Product const& p) {
       std::memcpy(part.data() + kTiles + 16 * s, &a, 8);
       std::memcpy(part.data() + kTiles + 16 * s + 8, &b, 8);
     }
-    std::uint32_t const accumulate = p.codes == Codes::f16 || cta % 6 != 5 ? 1 : 0;
+    std::uint32_t const accumulate = p.codes == Codes::f16 || cta % 7 != 3 ? 1 : 0;
     std::memcpy(part.data() + kTiles + 16 * p.steps, &accumulate, 4);
     for (std::uint32_t i = 0; i < (sums + fragments) * kGroup; ++i) {
       std::uint32_t value = 0;
@@ -469,14 +469,14 @@ std::vector<Program> attention_programs() {
       programs.push_back(product(p));
     }
   }
+  programs.push_back(bulk_copy());
+  programs.push_back(barrier_ring());
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 128 bytes", {0, 300, 208, 1, 64, 128, 3}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 64 bytes", {0, 300, 144, 1, 128, 64, 2}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 32 bytes", {0, 100, 80, 1, 24, 32, 1}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, FP16, 128 bytes", {0, 100, 200, 2, 16, 64, 3}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, FP16, 64 bytes", {0, 100, 200, 2, 40, 32, 2}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, no swizzle", {0, 100, 240, 1, 24, 80, 0}));
-  programs.push_back(bulk_copy());
-  programs.push_back(barrier_ring());
   return programs;
 }
 

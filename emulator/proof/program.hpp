@@ -15,7 +15,7 @@ struct BoxedInput {
   std::uint32_t box_rows = 0, box_columns = 0, swizzle = 0;
 };
 
-/// The kernel is called `proof`; its parameter is a structure: addresses of output and input, and at byte 64 the tensor map.
+/// The kernel is called `proof`; its parameter is a structure: addresses of output and input, and at byte 128 the tensor map.
 struct Program {
   std::string name, ptx;
   std::uint32_t ctas = 1, threads = 1, shared_bytes = 0;
@@ -25,7 +25,7 @@ struct Program {
   std::uint32_t tolerance = 0;  // ulp of FP32
 };
 
-inline constexpr std::uint32_t kParameterBytes = 192, kMapOffset = 64;
+inline constexpr std::uint32_t kParameterBytes = 256, kMapOffset = 128;
 
 /// Forms of the attention kernels, and those that only preparation and grouping use.
 std::vector<Program> attention_programs();
