@@ -95,7 +95,7 @@ void multiply_row(std::uint8_t const* a, Columns const& columns, int n, bool f16
   alignas(64) std::int32_t sum[kMaxColumns];
   for (int c = 0; c < n; ++c) {
     auto const exponent = static_cast<std::int32_t>((bits(d[c]) >> 23) & 255u);
-    largest[c] = exponent == 0 ? kNoExponent : exponent - 127;
+    largest[c] = (bits(d[c]) & 0x7FFFFFFFu) == 0u ? kNoExponent : std::max(exponent, 1) - 127;
   }
   for (int k = 0; k < kStep; ++k) {
     Code const& code = kCodes[a[k]];

@@ -26,12 +26,13 @@ void check(std::vector<Program> const& programs) {
 }
 
 TEST(AgainstTheGpu, AttentionForms) { check(attention_programs()); }
+TEST(AgainstTheGpu, BoxCopies) { check(box_programs()); }
 TEST(AgainstTheGpu, PreparationForms) { check(preparation_programs()); }
 
 /// Every stored result belongs to a program, and each program has its own.
 TEST(AgainstTheGpu, NothingStoredIsLeftOut) {
   std::set<std::string> names;
-  for (auto const& programs : {attention_programs(), preparation_programs()}) {
+  for (auto const& programs : {attention_programs(), box_programs(), preparation_programs()}) {
     for (Program const& program : programs) EXPECT_TRUE(names.insert(program.name).second) << program.name;
   }
   EXPECT_EQ(names.size(), vectors().hashes.size() + vectors().words.size());

@@ -135,7 +135,8 @@ std::vector<std::uint8_t> prepare_on_device(KernelCase const& c) {
                    v = upload(inputs.v.data(), inputs.v.size() * sizeof(float)),
                    permutation = upload(on_cpu.permutation().data(), on_cpu.permutation().size_bytes());
   Problem problem = problem_of(c, q.data(), k.data(), v.data());
-  problem.permutation = {static_cast<std::int32_t const*>(permutation.data()), on_cpu.permutation().size()};
+  // A causal problem keeps its keys in sequence.
+  if (!c.causal) problem.permutation = {static_cast<std::int32_t const*>(permutation.data()), on_cpu.permutation().size()};
   CudaBuffer storage(prepared_size_bytes(problem, options));
   storage.fill(0);
   Call call;

@@ -271,9 +271,10 @@ Program boxes(std::string const& name, BoxedInput tensor) {
   Numbers numbers(seed_of(name));
   for (std::size_t i = tensor.offset; i < program.input.size(); ++i) program.input[i] = static_cast<std::uint8_t>(numbers.word());
   for (std::uint32_t cta = 0; cta < kBoxCtas; ++cta) {
-    // From a box before the tensor to a box behind it.
-    std::int32_t const column = static_cast<std::int32_t>(numbers.below(tensor.columns + 2 * tensor.box_columns + 1)) -
-                                static_cast<std::int32_t>(tensor.box_columns);
+    // From a box before the tensor to a box behind it; rows of boxes begin at multiples of 16 bytes.
+    std::uint32_t const step = 16 / tensor.element_bytes, columns = tensor.columns + 2 * tensor.box_columns;
+    std::int32_t const column =
+        static_cast<std::int32_t>(numbers.below(columns / step + 1) * step) - static_cast<std::int32_t>(tensor.box_columns);
     std::int32_t const row =
         static_cast<std::int32_t>(numbers.below(tensor.rows + 2 * tensor.box_rows + 1)) - static_cast<std::int32_t>(tensor.box_rows);
     std::memcpy(program.input.data() + 8 * cta, &column, 4);
@@ -471,6 +472,11 @@ std::vector<Program> attention_programs() {
   }
   programs.push_back(bulk_copy());
   programs.push_back(barrier_ring());
+  return programs;
+}
+
+std::vector<Program> box_programs() {
+  std::vector<Program> programs;
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 128 bytes", {0, 300, 208, 1, 64, 128, 3}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 64 bytes", {0, 300, 144, 1, 128, 64, 2}));
   programs.push_back(boxes("cp.async.bulk.tensor.2d, 32 bytes", {0, 100, 80, 1, 24, 32, 1}));

@@ -27,8 +27,9 @@ struct Program {
 
 inline constexpr std::uint32_t kParameterBytes = 256, kMapOffset = 128;
 
-/// Forms of the attention kernels, and those that only preparation and grouping use.
+/// Forms of the attention kernels, their tensor copies, and forms that only preparation and grouping use.
 std::vector<Program> attention_programs();
+std::vector<Program> box_programs();
 std::vector<Program> preparation_programs();
 
 }  // namespace vcattn::emulator::proof

@@ -18,8 +18,8 @@ namespace vcattn::emulator::proof {
 namespace {
 
 std::vector<Program> all_programs() {
-  std::vector<Program> programs = attention_programs(), more = preparation_programs();
-  std::move(more.begin(), more.end(), std::back_inserter(programs));
+  std::vector<Program> programs = attention_programs();
+  for (auto more : {preparation_programs(), box_programs()}) std::move(more.begin(), more.end(), std::back_inserter(programs));
   return programs;
 }
 
@@ -27,13 +27,15 @@ std::string file_of(std::string const& folder, std::size_t number, char const* e
   return folder + "/" + std::to_string(number) + ending;
 }
 
-void record(std::string const& vectors_path, std::string const& raw, std::string const& date, std::string const& commit) {
+void record(std::string const& vectors_path, std::string const& raw, std::string const& date, std::string const& commit,
+            std::string const& name) {
   Card card;
-  Vectors vectors;
+  Vectors vectors = std::filesystem::exists(vectors_path) ? read_vectors(vectors_path) : Vectors{};
   vectors.conditions = {{"device", card.name()}, {"driver", card.driver()}, {"date", date}, {"commit", commit}};
   auto const programs = all_programs();
   for (std::size_t n = 0; n < programs.size(); ++n) {
     Program const& program = programs[n];
+    if (program.name.find(name) == std::string::npos) continue;
     try {
       auto const output = card.run(program);
       if (output != card.run(program)) std::cout << program.name << ": two runs differ\n";
@@ -50,7 +52,7 @@ void record(std::string const& vectors_path, std::string const& raw, std::string
     }
   }
   write_vectors(vectors_path, vectors);
-  std::cout << vectors.hashes.size() + vectors.words.size() << " of " << programs.size() << " programs recorded\n";
+  std::cout << vectors.hashes.size() + vectors.words.size() << " of " << programs.size() << " programs are recorded\n";
 }
 
 /// Operands of an elementwise program, for the eye.
@@ -115,9 +117,9 @@ void write_ptx(std::string const& folder) {
 }
 
 int run(std::vector<std::string> const& arguments) {
-  if (arguments.size() == 5 && arguments[0] == "record") {
+  if (arguments.size() >= 5 && arguments[0] == "record") {
     std::filesystem::create_directories(arguments[2]);
-    record(arguments[1], arguments[2], arguments[3], arguments[4]);
+    record(arguments[1], arguments[2], arguments[3], arguments[4], arguments.size() > 5 ? arguments[5] : "");
     return 0;
   }
   if (arguments.size() >= 2 && arguments[0] == "compare") return compare(arguments[1], arguments.size() > 2 ? arguments[2] : "");
@@ -126,7 +128,7 @@ int run(std::vector<std::string> const& arguments) {
     write_ptx(arguments[1]);
     return 0;
   }
-  std::cerr << "usage: record VECTORS RAW DATE COMMIT | compare RAW [NAME] | ptx FOLDER\n";
+  std::cerr << "usage: record VECTORS RAW DATE COMMIT [NAME] | compare RAW [NAME] | ptx FOLDER\n";
   return 2;
 }
 
