@@ -138,6 +138,7 @@ std::vector<Form> async_forms() {
       {"fence.proxy.async", "", nullptr, fence_proxy},
       {"fence.proxy.async.shared::cta", "", nullptr, fence_proxy},
       {"cp.async.cg.shared.global", "=smrr", nullptr, thread_copy<true>},
+      {"cp.async.cg.shared.global", "=smr", nullptr, thread_copy<false>},
       {"cp.async.ca.shared.global", "=smr", nullptr, thread_copy<false>},
       {"cp.async.commit_group", "", nullptr, commit_copies},
       {"cp.async.wait_group", "=r", nullptr, wait_copies},

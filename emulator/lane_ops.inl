@@ -246,7 +246,7 @@ template <auto kFunction, int kBits>
 S32 divide_signed(S32 a, S32 b) { return b == 0 ? -1 : b == -1 ? static_cast<S32>(0u - static_cast<U32>(a)) : a / b; }
 U32 divide_unsigned(U32 a, U32 b) { return b == 0 ? ~0u : a / b; }
 U32 remainder_unsigned(U32 a, U32 b) { return b == 0 ? ~0u : a % b; }
-S32 remainder_signed(S32 a, S32 b) { return b == 0 ? a : b == -1 ? 0 : a % b; }
+S32 remainder_signed(S32 a, S32 b) { return b == 0 ? -1 : b == -1 ? 0 : a % b; }
 
 void insert_bits(Lanes const& lanes, Instruction const& in, Mask mask) {
   U32 const *a = slot<U32>(lanes, in.op[1]), *b = slot<U32>(lanes, in.op[2]), *begin = slot<U32>(lanes, in.op[3]),
@@ -344,8 +344,16 @@ template <typename T>
   return a < b ? a : b;
 }
 
-/// Of a NaN and a number: the number.
-inline F64 larger_number(F64 a, F64 b) { return a != a ? b : b != b ? a : larger(a, b); }
+/// FP64 keeps the payload of a NaN, made quiet; of two NaN the second one.
+inline F64 quiet_nan(F64 a) { return std::bit_cast<F64>(std::bit_cast<U64>(a) | (U64{1} << 51)); }
+inline F64 add_wide(F64 a, F64 b) { return b != b ? quiet_nan(b) : a + b; }
+inline F64 multiply_wide(F64 a, F64 b) { return b != b ? quiet_nan(b) : a * b; }
+/// Of a NaN and a number: the number. -0 < +0.
+inline F64 larger_number(F64 a, F64 b) {
+  if (a != a) return b != b ? quiet_nan(b) : b;
+  if (b != b) return a;
+  return a == b ? std::bit_cast<F64>(std::bit_cast<U64>(a) & std::bit_cast<U64>(b)) : larger(a, b);
+}
 
 constexpr auto kCopy32 = unary<U32, U32, [](U32 a) { return a; }>;
 constexpr auto kCopy64 = unary<U64, U64, [](U64 a) { return a; }>;
@@ -512,16 +520,16 @@ constexpr Form kForms[] = {
     {"div.rn.f32", "r=rr", binary<F32, F32, F32, divide>},
     {"min.f32", "r=rr", binary<F32, F32, F32, minimum>},
     {"max.f32", "r=rr", binary<F32, F32, F32, maximum>},
-    {"neg.f32", "r=r", unary<U32, U32, [](U32 a) { return a ^ 0x80000000u; }>},
-    {"abs.f32", "r=r", unary<U32, U32, [](U32 a) { return a & 0x7FFFFFFFu; }>},
+    {"neg.f32", "r=r", unary<F32, F32, [](F32 a) { return quiet(-a); }>},
+    {"abs.f32", "r=r", unary<F32, F32, [](F32 a) { return quiet(std::abs(a)); }>},
     {"rcp.rn.f32", "r=r", unary<F32, F32, [](F32 a) { return divide(1.0f, a); }>},
     {"sqrt.rn.f32", "r=r", unary<F32, F32, [](F32 a) { return quiet(std::sqrt(a)); }>},
     {"copysign.f32", "r=rr", binary<U32, U32, U32, [](U32 a, U32 b) { return (a & 0x80000000u) | (b & 0x7FFFFFFFu); }>},
-    {"add.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a + b; }>},
-    {"mul.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a * b; }>},
+    {"add.rn.f64", "d=dd", binary<F64, F64, F64, add_wide>},
+    {"mul.rn.f64", "d=dd", binary<F64, F64, F64, multiply_wide>},
     {"div.rn.f64", "d=dd", binary<F64, F64, F64, [](F64 a, F64 b) { return a / b; }>},
     {"max.f64", "d=dd", binary<F64, F64, F64, larger_number>},
-    {"neg.f64", "d=d", unary<F64, F64, [](F64 a) { return -a; }>},
+    {"neg.f64", "d=d", unary<F64, F64, [](F64 a) { return a != a ? quiet_nan(a) : -a; }>},
     {"ex2.approx.ftz.f32", "r=r", unary<F32, F32, exp2_flushed>},
 
     {"max.f16x2", "r=rr", binary<U32, U32, U32, both_halves<max_half, U32, U32>>},
@@ -534,7 +542,7 @@ constexpr Form kForms[] = {
     {"set.eq.bf16x2.bf16x2", "r=rr", binary<U32, U32, U32, both_halves<equal_bfloat, U32, U32>>},
 
     {"cvt.f64.f32", "d=r", unary<F64, F32, [](F32 a) { return static_cast<F64>(a); }>},
-    {"cvt.rn.f32.f64", "r=d", unary<F32, F64, [](F64 a) { return quiet(static_cast<F32>(a)); }>},
+    {"cvt.rn.f32.f64", "r=d", unary<F32, F64, [](F64 a) { return static_cast<F32>(a); }>},
     {"cvt.rn.f64.s32", "d=r", unary<F64, S32, [](S32 a) { return static_cast<F64>(a); }>},
     {"cvt.rpi.f64.f64", "d=d", unary<F64, F64, [](F64 a) { return std::ceil(a); }>},
     {"cvt.rn.f32.s64", "r=d", unary<F32, S64, [](S64 a) { return static_cast<F32>(a); }>},

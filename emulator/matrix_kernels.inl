@@ -160,10 +160,10 @@ void multiply_e4m3_fast(std::uint8_t const* a, std::uint8_t const* b, int n, boo
   }
 }
 
-/// Toward zero, to FP32.
+/// Toward zero, to FP32; infinite from 2^128 on.
 float truncated(double x) {
   auto const r = static_cast<float>(x);
-  return std::abs(static_cast<double>(r)) > std::abs(x) ? std::nextafter(r, 0.0f) : r;
+  return std::abs(static_cast<double>(r)) > std::abs(x) && std::abs(x) < 0x1p128 ? std::nextafter(r, 0.0f) : r;
 }
 
 /// As FP8, subnormal numbers have the exponent of the smallest normal one.
@@ -183,7 +183,7 @@ void multiply_f16_exact(std::uint16_t const* a, std::uint16_t const* b, int n, f
         terms[k] = static_cast<double>(x[k]) * static_cast<double>(from_half(b[k * n + c]));
         plain += terms[k];
       }
-      if (!(std::abs(plain) <= 0x1p127)) {
+      if (!std::isfinite(plain)) {
         d[i * n + c] = plain != plain ? number(kNan32) : static_cast<float>(plain);
         continue;
       }

@@ -92,12 +92,11 @@ Parts parts_of_bf16(std::uint32_t x) {
   if (magnitude == 0) return {};
   return {(x & 0x8000u) != 0 ? -magnitude : magnitude, static_cast<std::int32_t>(std::max(field, 1u)) - 127};
 }
-bool is_finite_bf16(std::uint32_t x) { return (x & 0x7F80u) != 0x7F80u; }
 
-/// Toward zero.
+/// Toward zero; infinite from 2^128 on.
 float truncated(double x) {
   auto const r = static_cast<float>(x);
-  return std::abs(static_cast<double>(r)) > std::abs(x) ? std::nextafter(r, 0.0f) : r;
+  return std::abs(static_cast<double>(r)) > std::abs(x) && std::abs(x) < 0x1p128 ? std::nextafter(r, 0.0f) : r;
 }
 
 /// Terms are truncated to so many bits below the largest exponent among them, added exactly, and the sum truncated to FP32.
@@ -136,22 +135,21 @@ Step multiply_bf16(Warp& warp, Instruction const& in, Mask mask) {
   auto const number = [](std::uint32_t bf16) { return std::bit_cast<float>(bf16 << 16); };
   bool const exact = warp.cta().grid.arithmetic == MatrixArithmetic::exact;
   Parts a[kRows][kProducts], b[kColumns][kProducts];
-  bool finite = true;
   for (int k = 0; k < kProducts; ++k) {
     for (int row = 0; row < kRows; ++row) {
       a[row][k] = parts_of_bf16(element(x.a[row], k));
-      finite = finite && is_finite_bf16(element(x.a[row], k));
     }
     for (int column = 0; column < kColumns; ++column) {
       b[column][k] = parts_of_bf16(element(x.b[column], k));
-      finite = finite && is_finite_bf16(element(x.b[column], k));
     }
   }
   each_sum<float>(warp, in, [&](int row, int column, float sum) {
-    if (exact && finite && std::isfinite(sum)) return sum_of_products(a[row], b[column], sum);
-    float plain = sum;
-    for (int k = 0; k < kProducts; ++k) plain = std::fma(number(element(x.a[row], k)), number(element(x.b[column], k)), plain);
-    return plain == plain ? plain : std::bit_cast<float>(0x7FFFFFFFu);
+    // Infinite or NaN only where a term is: products beyond FP32 are finite.
+    double plain = static_cast<double>(sum);
+    for (int k = 0; k < kProducts; ++k)
+      plain += static_cast<double>(number(element(x.a[row], k))) * static_cast<double>(number(element(x.b[column], k)));
+    if (exact && std::isfinite(plain)) return sum_of_products(a[row], b[column], sum);
+    return plain == plain ? static_cast<float>(plain) : std::bit_cast<float>(0x7FFFFFFFu);
   });
   return Step::next;
 }
