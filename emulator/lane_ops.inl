@@ -143,10 +143,25 @@ F32 subtract_down(F32 a, F32 b) {
   if (s == 0.0f) return bits(a) == 0u && bits(b) == 0x80000000u ? 0.0f : -0.0f;
   return quiet(error < 0 ? std::nextafter(s, -kInfinity) : s);
 }
-/// Correctly rounded, where the hardware is within 2 ulp; subnormal numbers are zero.
+/// As measured: 23 bits of the fraction of |x| count, a negative x takes their ones' complement unless they are 0, subnormal results are 0.
+/// The significand is the nearest or next to it, and the hardware's own for multiples of -1/8, the exponents of rescaling.
 F32 exp2_flushed(F32 x) {
-  auto const r = static_cast<F32>(std::exp2(static_cast<double>(x)));
-  return quiet(r < std::numeric_limits<F32>::min() ? 0.0f : r);
+  constexpr U32 kFractionMask = 0x7FFFFFu;
+  constexpr std::array<U32, 8> kEighths = {0, 0x0B95C1u, 0x1837F0u, 0x25FED6u, 0x3504F2u, 0x456729u, 0x5744FCu, 0x6AC0C5u};
+  if (!(x < 128.0f)) return x == x ? std::numeric_limits<F32>::infinity() : quiet(x);
+  if (x < -126.0f) return 0.0f;
+  auto const magnitude = static_cast<U32>(std::abs(x) * 0x1p23f);
+  U32 fraction = magnitude & kFractionMask;
+  auto exponent = static_cast<S32>(magnitude >> 23);
+  if (x < 0.0f) {
+    exponent = fraction == 0 ? -exponent : -exponent - 1;
+    fraction = fraction == 0 ? 0 : kFractionMask - fraction;
+    if ((fraction + 1) % (1u << 20) == 0) return number((static_cast<U32>(exponent + 127) << 23) | kEighths[(fraction + 1) >> 20]);
+  }
+  // Measured results lie above the exact ones, 0.4 ulp on average.
+  double const significand = (std::exp2(static_cast<double>(fraction) * 0x1p-23) - 1.0) * 0x1p23;
+  auto const rounded = static_cast<U32>(significand + (fraction == 0 ? 0.0 : 0.9));
+  return number((static_cast<U32>(exponent + 127) << 23) | (rounded < kFractionMask ? rounded : kFractionMask));
 }
 [[gnu::always_inline]] inline S32 truncate_to_int(F32 x) {
   if (!(x == x)) return 0;
