@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 #include "emulator/ir.hpp"
@@ -143,11 +144,31 @@ F32 subtract_down(F32 a, F32 b) {
   if (s == 0.0f) return bits(a) == 0u && bits(b) == 0x80000000u ? 0.0f : -0.0f;
   return quiet(error < 0 ? std::nextafter(s, -kInfinity) : s);
 }
-/// As measured: 23 bits of the fraction of |x| count, a negative x takes their ones' complement unless they are 0, subnormal results are 0.
-/// The significand is the nearest or next to it, and the hardware's own for multiples of -1/8, the exponents of rescaling.
+/// Quarters of a unit of the significand, 2^15ths of it per step of x, and the same per step of the square.
+struct Segment {
+  S32 constant, linear, square;
+};
+constexpr Segment kExp2Segments[] = {
+// clang-format off
+#include "emulator/exp2_segments.inl"
+    // clang-format on
+};
+static_assert(std::size(kExp2Segments) == 64);
+
+/// The square of 17 bits from its columns of 2^19 on: what the squarer leaves out below does not carry.
+inline S32 short_square(U32 x) {
+  U32 sum = 0;
+  for (int i = 10; i < 17; ++i) {
+    U32 const below = x & ((1u << i) - 1u);
+    sum += ((x >> i) & 1u) * ((below >> (18 - i)) + (1u << (2 * i - 19)));
+  }
+  return static_cast<S32>(sum);
+}
+/// To the bit, as measured over all fractions: 23 bits of the fraction of |x| count, a negative x takes their ones' complement unless they
+/// are 0; then a quadratic polynomial in the lower 17 bits. Subnormal results are 0.
 F32 exp2_flushed(F32 x) {
   constexpr U32 kFractionMask = 0x7FFFFFu;
-  constexpr std::array<U32, 8> kEighths = {0, 0x0B95C1u, 0x1837F0u, 0x25FED6u, 0x3504F2u, 0x456729u, 0x5744FCu, 0x6AC0C5u};
+  constexpr S64 kRounding = 6114;
   if (!(x < 128.0f)) return x == x ? std::numeric_limits<F32>::infinity() : quiet(x);
   if (x < -126.0f) return 0.0f;
   auto const magnitude = static_cast<U32>(std::abs(x) * 0x1p23f);
@@ -156,12 +177,11 @@ F32 exp2_flushed(F32 x) {
   if (x < 0.0f) {
     exponent = fraction == 0 ? -exponent : -exponent - 1;
     fraction = fraction == 0 ? 0 : kFractionMask - fraction;
-    if ((fraction + 1) % (1u << 20) == 0) return number((static_cast<U32>(exponent + 127) << 23) | kEighths[(fraction + 1) >> 20]);
   }
-  // Measured results lie above the exact ones, 0.4 ulp on average.
-  double const significand = (std::exp2(static_cast<double>(fraction) * 0x1p-23) - 1.0) * 0x1p23;
-  auto const rounded = static_cast<U32>(significand + (fraction == 0 ? 0.0 : 0.9));
-  return number((static_cast<U32>(exponent + 127) << 23) | (rounded < kFractionMask ? rounded : kFractionMask));
+  Segment const& segment = kExp2Segments[fraction >> 17];
+  U32 const at = fraction & 0x1FFFFu;
+  S64 const significand = S64{segment.constant} * 8192 + kRounding + S64{segment.linear} * at + S64{segment.square} * short_square(at);
+  return number((static_cast<U32>(exponent + 127) << 23) + static_cast<U32>(significand >> 15));
 }
 [[gnu::always_inline]] inline S32 truncate_to_int(F32 x) {
   if (!(x == x)) return 0;

@@ -37,7 +37,6 @@ void expect_close(std::vector<std::uint8_t> const& bytes, std::string const& nam
     error += (a - b) * (a - b);
     norm += b * b;
   }
-  if (getenv("SHOW")) printf("ERR %s %g\n", name.c_str(), std::sqrt(error / std::max(norm, 1e-300)));
   EXPECT_LE(std::sqrt(error), 1e-3 * std::sqrt(norm)) << name;
 }
 
