@@ -149,9 +149,7 @@ struct Segment {
   S32 constant, linear, square;
 };
 constexpr Segment kExp2Segments[] = {
-// clang-format off
 #include "emulator/exp2_segments.inl"
-    // clang-format on
 };
 static_assert(std::size(kExp2Segments) == 64);
 

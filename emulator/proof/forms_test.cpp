@@ -29,6 +29,14 @@ TEST(AgainstTheGpu, AttentionForms) { check(attention_programs()); }
 TEST(AgainstTheGpu, BoxCopies) { check(box_programs()); }
 TEST(AgainstTheGpu, PreparationForms) { check(preparation_programs()); }
 
+/// Closer than a form of that name must be.
+TEST(AgainstTheGpu, Exp2ToTheBit) {
+  auto const programs = attention_programs();
+  auto const exp2 = std::find_if(programs.begin(), programs.end(), [](Program const& p) { return p.name == "ex2.approx.ftz.f32"; });
+  ASSERT_NE(exp2, programs.end());
+  EXPECT_EQ(result_words(run_emulated(*exp2, 1)), vectors().words.at(exp2->name));
+}
+
 /// Every stored result belongs to a program, and each program has its own.
 TEST(AgainstTheGpu, NothingStoredIsLeftOut) {
   std::set<std::string> names;
