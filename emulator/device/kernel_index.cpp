@@ -60,7 +60,8 @@ std::pair<std::string, std::string> find(std::string const& symbol, std::vector<
       if (auto const found = symbols.find(name); found != symbols.end()) return {path, found->second};
     }
   }
-  throw LoadError("no PTX file of the emulated device has the kernel " + symbol + "; build vcattn_ptx");
+  throw LoadError("no PTX file of the emulated device has the kernel " + symbol +
+                  "; build vcattn_ptx, with VCATTN_EMULATE_ALL for FP16 tensors");
 }
 
 }  // namespace
@@ -73,7 +74,5 @@ FoundKernel find_kernel(std::string const& symbol, std::vector<std::string> cons
     throw LoadError(path + ": " + error.what());
   }
 }
-
-void require_kernel(std::string const& symbol, std::vector<std::string> const& folders) { (void)find(symbol, folders); }
 
 }  // namespace vcattn::emulator

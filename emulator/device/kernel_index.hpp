@@ -16,7 +16,5 @@ struct FoundKernel {
 
 /// The kernel of that symbol in the first of the folders that has it. Errors: LoadError.
 FoundKernel find_kernel(std::string const& symbol, std::vector<std::string> const& folders);
-/// Whether it is there; reads no kernel. Errors: LoadError.
-void require_kernel(std::string const& symbol, std::vector<std::string> const& folders);
 
 }  // namespace vcattn::emulator
