@@ -507,6 +507,7 @@ constexpr Form kForms[] = {
     {"setp.ne.s32", "p=rr", compare<U32, [](U32 a, U32 b) { return a != b; }>},
     {"setp.ne.u32", "p=rr", compare<U32, [](U32 a, U32 b) { return a != b; }>},
     {"setp.eq.s16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(a) == half_word(b); }>},
+    {"setp.ne.s16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(a) != half_word(b); }>},
     {"setp.lt.u16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(a) < half_word(b); }>},
     {"setp.gt.u16", "p=hh", compare<U32, [](U32 a, U32 b) { return half_word(b) < half_word(a); }>},
     {"setp.lt.s32", "p=rr", compare<S32, [](S32 a, S32 b) { return a < b; }>},

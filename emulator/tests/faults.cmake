@@ -50,8 +50,6 @@ vcattn_fault(preparation no_barrier_for_codes prepare/cuda/value.cuh "    __sync
 vcattn_fault(preparation no_barrier_for_list prepare/cuda/column_tile.cuh "    smem_.stage.wait();\n    __syncthreads();\n" "    smem_.stage.wait();\n")
 vcattn_fault(preparation row_too_many prepare/cuda/params.cuh "formats::kTileRows), rows - row); }" "formats::kTileRows), rows - row + 1); }")
 vcattn_fault(preparation wrong_permutation prepare/cuda/value.cuh "0x1504 : 0x5140" "0x5140 : 0x1504")
-vcattn_fault(grouping no_barrier_for_minimum grouping/cuda/chain.cuh
-  "    __syncthreads();\n    std::uint64_t const of_warp" "    std::uint64_t const of_warp")
+vcattn_fault(grouping no_barrier_for_minimum grouping/cuda/chain.cuh "    __syncthreads();\n    round_ ^= 1;" "    round_ ^= 1;")
 vcattn_fault(grouping no_barrier_for_centroids grouping/cuda/chain.cuh
-  "  if (thread < p.padded_clusters) smem.path[thread] = thread;\n  __syncthreads();\n"
-  "  if (thread < p.padded_clusters) smem.path[thread] = thread;\n")
+  "  __syncthreads();\n  fill_distances(smem, p.padded_clusters);\n" "  fill_distances(smem, p.padded_clusters);\n")
