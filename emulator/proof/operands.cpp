@@ -181,6 +181,8 @@ std::uint64_t operand(char kind, Numbers& numbers, std::vector<std::uint64_t> co
       std::uint32_t const low = any_half(numbers);
       return low | (any_half(numbers) << 16);
     }
+    case 'B':
+      return any_brain(numbers, false);
     case 'y':
     case 'Y': {
       std::uint32_t const low = any_brain(numbers, kind == 'Y');

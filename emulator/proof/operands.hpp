@@ -25,7 +25,7 @@ class Numbers {
 /// Kinds of operands and results, one letter each:
 /// r, d, h: integers of 32, 64 and 16 bits; s: a shift; l: a lane; p: a predicate;
 /// f: FP32; c: FP32 close to minus the product (or the only one) of the operands before it; g: FP32 of moderate size; F: FP64;
-/// x: two FP16; X: one FP16; y: two BF16; Y: two BF16 of moderate size; e: two E4M3.
+/// x: two FP16; X: one FP16; y: two BF16; B: one BF16; Y: two BF16 of moderate size; e: two E4M3.
 /// The bits of one operand, special values included. before: those of the same thread.
 std::uint64_t operand(char kind, Numbers& numbers, std::vector<std::uint64_t> const& before);
 

@@ -39,8 +39,9 @@ struct Form {
   std::string name;
   char const* pattern;    // kinds of results, `=`, kinds of operands: operands.hpp
   std::string text = {};  // default: name %x, ..., %a, ...; more registers: %own (address of 32 bytes of shared memory of each thread),
-                          // %from (of 32 bytes of input), %r0 to %r9, %d0 to %d3, %p0 to %p3
+                          // %from (of 32 bytes of input), %r0 to %r9, %d0 to %d3, %p0 to %p3; stack: 32 bytes of local memory
   std::uint32_t tolerance = 0;
+  std::uint32_t stored = 0;  // slots of output of each thread that the text itself writes
 };
 
 char const* register_type(char kind) {
@@ -50,6 +51,7 @@ char const* register_type(char kind) {
     case 'h':
     case 'e':
     case 'X':
+    case 'B':
       return ".b16";
     case 'p':
       return ".pred";
@@ -78,6 +80,7 @@ Program elementwise(Form const& form) {
   auto const equals = pattern.find('=');
   std::string const results = pattern.substr(0, equals), operands = pattern.substr(equals + 1);
   std::string registers = ".reg .b32 %own;\n.reg .b64 %from;\n.reg .b32 %r<10>;\n.reg .b64 %d<4>;\n.reg .pred %p<4>;\n", body, list;
+  if (form.text.find("stack") != std::string::npos) registers += ".local .align 16 .b8 stack[32];\n";
   body =
       "mul.wide.u32 %at, %all, 8;\nadd.s64 %out, %out, %at;\nmul.wide.u32 %from, %all, 32;\nadd.s64 %from, %in, %from;\n"
       "add.s64 %in, %in, %at;\nmad.lo.s32 %own, %thread, 32, %smem;\n";
@@ -105,7 +108,8 @@ Program elementwise(Form const& form) {
     }
   }
 
-  Program program{form.name, kernel(registers, body, kThreads), kCtas, kThreads, kThreads * 32, {}, results.size() * kCount * kSlot};
+  Program program{
+      form.name, kernel(registers, body, kThreads), kCtas, kThreads, kThreads * 32, {}, (results.size() + form.stored) * kCount * kSlot};
   program.tolerance = form.tolerance;
   std::string const kinds = operands.size() < 4 ? operands + std::string(4 - operands.size(), 'd') : operands;
   program.input.resize(kinds.size() * kCount * kSlot);
@@ -354,6 +358,9 @@ Program barrier_ring() {
   return program;
 }
 
+/// %d0: 16 bytes of output a thread.
+std::string const kWideOutput = "mad.wide.u32 %d0, %all, 8, %out;\n";
+
 /// Loads and stores of one width through shared memory: words, as v2 and v4 too.
 void add_memory(std::vector<Program>& programs) {
   add(programs,
@@ -365,8 +372,8 @@ void add_memory(std::vector<Program>& programs) {
           {"ld.global.u8", "r=", "ld.global.u8 %x, [%from+5];"},
           {"ld.global.s32", "r=", "ld.global.s32 %x, [%from+4];"},
           {"ld.global.u64", "d=", "ld.global.u64 %x, [%from+24];"},
-          {"st.global.u16", "=h", "st.global.u16 [%out+2], %a;\nst.global.u32 [%out+4], %thread;"},
-          {"st.global.v2.f32", "=ff", "st.global.v2.f32 [%out], {%b, %a};"},
+          {"st.global.u16", "=h", "st.global.u16 [%out+2], %a;\nst.global.u32 [%out+4], %thread;", 0, 1},
+          {"st.global.v2.f32", "=ff", "st.global.v2.f32 [%out], {%b, %a};", 0, 1},
           {"st.shared.v4.f32", "f=ffff", "st.shared.v4.f32 [%own+16], {%a, %b, %c, %d};\nld.shared.f32 %x, [%own+24];"},
           {"ld.shared.v4.f32", "ffff=ffff", "st.shared.v4.f32 [%own], {%b, %a, %d, %c};\nld.shared.v4.f32 {%x, %y, %z, %w}, [%own];"},
           {"ld.shared.v2.u32", "rr=rrrr", "st.shared.v4.u32 [%own], {%a, %b, %c, %d};\nld.shared.v2.u32 {%x, %y}, [%own+8];"},
@@ -376,16 +383,83 @@ void add_memory(std::vector<Program>& programs) {
           {"bar.warp.sync", "r=rl",
            "st.shared.u32 [%own], %a;\nbar.warp.sync -1;\nxor.b32 %r0, %thread, %b;\nmad.lo.s32 %r0, %r0, 32, %smem;\nld.shared.u32 %x, "
            "[%r0];"},
+          {"st.global.v4.f32", "=ffff", kWideOutput + "st.global.v4.f32 [%d0], {%d, %a, %c, %b};", 0, 2},
       });
-  // st.global.v4 writes 16 bytes a thread, two results wide.
-  programs.push_back(
-      elementwise({"st.global.v4.f32", "=ffff", "mad.wide.u32 %d0, %all, 8, %out;\nst.global.v4.f32 [%d0], {%d, %a, %c, %b};"}));
-  programs.back().output_bytes = std::size_t{2} * kCount * kSlot;
-  for (char const* const name : {"st.global.u16", "st.global.v2.f32"}) {
-    for (Program& program : programs) {
-      if (program.name == name) program.output_bytes = std::size_t{kCount} * kSlot;
-    }
-  }
+}
+
+/// The same for preparation and grouping, and local memory and generic addresses.
+void add_more_memory(std::vector<Program>& programs) {
+  std::string const local = "mov.u64 %d0, stack;\n", shared = "cvt.u64.u32 %d0, %own;\ncvta.shared.u64 %d0, %d0;\n";
+  // An address that the compiler does not know: %d1, `mask` of the operand %e away from %d0.
+  auto const away = [](int mask) {
+    return "and.b32 %r0, %e, " + number(static_cast<std::uint64_t>(mask)) + ";\ncvt.u64.u32 %d1, %r0;\nadd.s64 %d1, %d0, %d1;\n";
+  };
+  add(programs,
+      {
+          {"ld.global.nc.f32", "f=", "ld.global.nc.f32 %x, [%from+4];"},
+          {"ld.global.nc.u16", "h=", "ld.global.nc.u16 %x, [%from+10];"},
+          {"ld.global.nc.v4.u32", "rrrr=", "ld.global.nc.v4.u32 {%x, %y, %z, %w}, [%from+16];"},
+          {"ld.global.u16", "r=", "ld.global.u16 %x, [%from+6];"},
+          {"ld.global.s32 to 64 bits", "d=", "ld.global.s32 %x, [%from+12];"},
+          {"st.global.u32 from 64 bits", "=d", "st.global.u32 [%out+4], %a;", 0, 1},
+          {"st.global.u8", "=h", "st.global.u8 [%out+3], %a;\nst.global.u32 [%out+4], %thread;", 0, 1},
+          {"st.global.u64", "=d", "st.global.u64 [%out], %a;", 0, 1},
+          {"st.global.v2.u32", "=rr", "st.global.v2.u32 [%out], {%b, %a};", 0, 1},
+          {"st.global.v4.u32", "=rrrr", kWideOutput + "st.global.v4.u32 [%d0], {%d, %a, %c, %b};", 0, 2},
+          {"st.global.cs.u32", "=r", "st.global.cs.u32 [%out+4], %a;", 0, 1},
+          {"st.global.cs.v2.u32", "=rr", "st.global.cs.v2.u32 [%out], {%b, %a};", 0, 1},
+          {"st.global.cs.v4.u32", "=rrrr", kWideOutput + "st.global.cs.v4.u32 [%d0], {%d, %a, %c, %b};", 0, 2},
+          {"ld.shared.s32", "dr=r", "st.shared.u32 [%own], %a;\nld.shared.s32 %x, [%own];\nld.shared.s32 %y, [%own];"},
+          {"ld.shared.u16", "rh=r", "st.shared.u32 [%own], %a;\nld.shared.u16 %x, [%own+2];\nld.shared.u16 %y, [%own];"},
+          {"ld.shared.u64", "d=dd", "st.shared.u64 [%own], %a;\nst.shared.u64 [%own+8], %b;\nld.shared.u64 %x, [%own+8];"},
+          {"ld.shared.f64", "F=FF", "st.shared.f64 [%own], %a;\nst.shared.f64 [%own+8], %b;\nld.shared.f64 %x, [%own+8];"},
+          {"ld.shared.v2.f64", "FF=FF",
+           "st.shared.f64 [%own+24], %a;\nst.shared.f64 [%own+16], %b;\nld.shared.v2.f64 {%x, %y}, [%own+16];"},
+          {"ld.shared.v2.f32", "ff=ffff", "st.shared.v4.f32 [%own], {%a, %b, %c, %d};\nld.shared.v2.f32 {%x, %y}, [%own+8];"},
+          {"st.shared.f32", "ff=ff", "st.shared.f32 [%own+4], %a;\nst.shared.f32 [%own], %b;\nld.shared.v2.f32 {%x, %y}, [%own];"},
+          {"st.shared.v2.f32", "f=ff", "st.shared.v2.f32 [%own+8], {%a, %b};\nld.shared.f32 %x, [%own+12];"},
+          {"st.shared.v2.u32", "r=rr", "st.shared.v2.u32 [%own+8], {%a, %b};\nld.shared.u32 %x, [%own+12];"},
+          {"st.shared.u16", "r=rh", "st.shared.u32 [%own], %a;\nst.shared.u16 [%own+2], %b;\nld.shared.u32 %x, [%own];"},
+          {"st.shared.u8", "r=rrh",
+           "st.shared.u32 [%own], %a;\nst.shared.u8 [%own+1], %b;\nst.shared.u8 [%own+3], %c;\nld.shared.u32 %x, [%own];"},
+          {"ld.local.f32", "f=ffffr", local + away(12) + "st.local.v4.f32 [%d0], {%a, %b, %c, %d};\nld.local.f32 %x, [%d1];"},
+          {"ld.local.v2.f32", "ff=ffffr", local + away(8) + "st.local.v4.f32 [%d0], {%a, %b, %c, %d};\nld.local.v2.f32 {%x, %y}, [%d1];"},
+          {"ld.local.v4.f32", "ffff=ffffr",
+           local + away(16) +
+               "st.local.v4.f32 [%d0], {%a, %b, %c, %d};\nst.local.v4.f32 [%d0+16], {%d, %c, %b, %a};\n"
+               "ld.local.v4.f32 {%x, %y, %z, %w}, [%d1];"},
+          {"st.local.v2.f32", "ffff=ffffr",
+           local + away(8) +
+               "st.local.v4.f32 [%d0], {%a, %b, %c, %d};\nst.local.v2.f32 [%d1], {%d, %b};\nld.local.v4.f32 {%x, %y, %z, %w}, [%d0];"},
+          {"st.local.v2.u32", "rrrr=rrrrr",
+           local + away(8) +
+               "st.local.v2.u32 [%d0], {%a, %b};\nst.local.v2.u32 [%d0+8], {%c, %d};\nst.local.v2.u32 [%d1], {%d, %b};\n"
+               "ld.local.v4.u32 {%x, %y, %z, %w}, [%d0];"},
+          {"st.local.u32", "rr=rrddr",
+           local + away(4) +
+               "st.local.u32 [%d0], %a;\nst.local.u32 [%d0+4], %a;\nst.local.u32 [%d1], %b;\nld.local.v2.u32 {%x, %y}, [%d0];"},
+          {"st.local.u64", "dd=ddddr",
+           local + away(8) +
+               "st.local.u64 [%d0], %a;\nst.local.u64 [%d0+8], %a;\nst.local.u64 [%d1], %b;\nld.local.u64 %x, [%d0];\nld.local.u64 %y, "
+               "[%d0+8];"},
+          {"st.local.v4.u8", "rr=hhhhr",
+           local + away(4) +
+               "st.local.v2.u32 [%d0], {%r0, %e};\nst.local.v4.u8 [%d1], {%a, %b, %c, %d};\nld.local.v2.u32 {%x, %y}, [%d0];"},
+          // Generic addresses of shared, local and global memory.
+          {"ld.f32", "ff=ff",
+           shared + "st.shared.v2.f32 [%own], {%a, %b};\nld.f32 %x, [%d0+4];\ncvta.global.u64 %d1, %from;\nld.f32 %y, [%d1];"},
+          {"ld.u16", "hh=hh",
+           shared + "st.shared.u16 [%own+2], %a;\nld.u16 %x, [%d0+2];\ncvta.global.u64 %d1, %from;\nld.u16 %y, [%d1+6];"},
+          {"ld.u32", "rr=rr",
+           shared + "st.shared.v2.u32 [%own], {%a, %b};\nld.u32 %x, [%d0+4];\ncvta.global.u64 %d1, %from;\nld.u32 %y, [%d1];"},
+          {"ld.u64", "dd=d", shared + "st.shared.u64 [%own+8], %a;\nld.u64 %x, [%d0+8];\ncvta.global.u64 %d1, %from;\nld.u64 %y, [%d1+8];"},
+          {"cvta.to.shared.u64", "r=r",
+           shared + "cvta.to.shared.u64 %d1, %d0;\ncvt.u32.u64 %r0, %d1;\nst.shared.u32 [%r0], %a;\nld.u32 %x, [%d0];"},
+          {"cvta.to.local.u64", "r=rrrrr",
+           local + away(12) +
+               "st.local.v2.u32 [%d0], {%a, %b};\nst.local.v2.u32 [%d0+8], {%c, %d};\ncvta.local.u64 %d1, %d1;\n"
+               "cvta.to.local.u64 %d2, %d1;\nst.local.u32 [%d2], %e;\nld.u32 %x, [%d1];"},
+      });
 }
 
 }  // namespace
@@ -492,9 +566,11 @@ std::vector<Program> preparation_programs() {
   add(programs, "d=d", {"neg.s64", "not.b64"});
   add(programs, "r=r", {"neg.s32", "popc.b32"});
   add(programs, "r=rr", {"rem.s32"});
-  add(programs, "h=hh", {"and.b16"});
+  add(programs, "h=hh", {"and.b16", "add.s16"});
+  add(programs, "r=hh", {"mul.wide.u16"});
+  add(programs, "h=h", {"mov.u16"});
   add(programs, "h=hhp", {"selp.b16", "selp.u16"});
-  add(programs, "p=hh", {"setp.eq.s16", "setp.gt.u16", "setp.lt.u16"});
+  add(programs, "p=hh", {"setp.eq.s16", "setp.ne.s16", "setp.gt.u16", "setp.lt.u16"});
   add(programs, "p=dd", {"setp.gt.s64", "setp.lt.s64", "setp.ne.s64", "setp.lt.u64"});
   add(programs, "p=rr", {"setp.ne.u32"});
   add(programs, "p=pp", {"xor.pred"});
@@ -512,17 +588,34 @@ std::vector<Program> preparation_programs() {
   add(programs, "f=h", {"cvt.rn.f32.u16"});
   add(programs, "h=r", {"cvt.u16.u32"});
   add(programs, "d=h", {"cvt.u64.u16"});
+  add(programs, "r=f", {"cvt.rzi.u32.f32"});
+  add(programs, "h=f", {"cvt.rn.bf16.f32"});
+  add(programs, "f=B", {"cvt.f32.bf16"});
   add(programs, "r=ff", {"cvt.rn.bf16x2.f32"});
+  add(programs, "r=yy", {"sub.bf16x2", "set.eq.bf16x2.bf16x2"});
   add(programs, "r=e", {"cvt.rn.f16x2.e4m3x2"});
   add(programs, "r=yyy", {"fma.rn.bf16x2"});
   add(programs, "r=rrr", {"dp4a.s32.s32"});
   add(programs,
       {
+          {"mov.b64", "d=d"},
+          {"cvt.s64.s32 from 64 bits", "d=d", "cvt.s64.s32 %x, %a;"},
+          {"xor.pred with a number", "p=p", "xor.pred %x, %a, -1;"},
+          {"mov.pred", "pp=p", "mov.pred %x, %a;\nmov.pred %y, 0;"},
+          {"bfi.b64", "d=ddss", "and.b32 %c, %c, 63;\nand.b32 %d, %d, 63;\nbfi.b64 %x, %a, %b, %c, %d;"},
+          {"bfi.b64 of words", "d=dd", "bfi.b64 %x, %a, %b, 32, 32;"},
+          {"shfl.sync.down.b32", "rp=rl", "shfl.sync.idx.b32 %r0|%p0, %b, 0, 31, -1;\nshfl.sync.down.b32 %x|%y, %a, %r0, 31, -1;"},
+          {"shfl.sync.down.b32 by lanes", "rp=rl", "shfl.sync.down.b32 %x|%y, %a, %b, 31, -1;"},
+          {"shfl.sync.down.b32 in segments", "rp=rl", "shfl.sync.down.b32 %x|%y, %a, %b, 6175, -1;"},
+          {"redux.sync.add.s32", "r=r", "redux.sync.add.s32 %x, %a, -1;"},
           {"match.any.sync.b32", "r=l", "match.any.sync.b32 %x, %a, -1;"},
           {"bar.red.or.pred", "p=r", "setp.eq.s32 %p0, %a, 1;\nbar.red.or.pred %x, 0, %p0;"},
           {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "rrrr=rrrrl",
            "mad.lo.s32 %r0, %thread, 16, %smem;\nst.shared.v4.u32 [%r0], {%a, %b, %c, %d};\nbar.warp.sync -1;\nxor.b32 %r1, %thread, %e;\n"
            "mad.lo.s32 %r1, %r1, 16, %smem;\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {%x, %y, %z, %w}, [%r1];"},
+          {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "rrrr=rrrrl",
+           "mad.lo.s32 %r0, %thread, 16, %smem;\nst.shared.v4.u32 [%r0], {%a, %b, %c, %d};\nbar.warp.sync -1;\nxor.b32 %r1, %thread, %e;\n"
+           "mad.lo.s32 %r1, %r1, 16, %smem;\nldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%x, %y, %z, %w}, [%r1];"},
           {"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "rrrr=rrrrrrrrrr",
            "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%x, %y, %z, %w}, {%a, %b, %c, %d}, {%e, %f}, {%g, %h, %i, %j};"},
           {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "ffff=YYYYYYgggg",
@@ -532,14 +625,20 @@ std::vector<Program> preparation_programs() {
           {"cp.async.cg.shared.global", "rrrr=",
            "cp.async.cg.shared.global [%own], [%from+16], 16;\ncp.async.commit_group;\ncp.async.wait_group 0;\n"
            "ld.shared.v4.u32 {%x, %y, %z, %w}, [%own];"},
+          // Zeros behind the bytes that are copied.
+          {"cp.async.cg.shared.global of fewer bytes", "rrrr=l",
+           "min.u32 %r0, %a, 16;\ncp.async.cg.shared.global [%own], [%from+16], 16, %r0;\ncp.async.commit_group;\ncp.async.wait_group 0;\n"
+           "ld.shared.v4.u32 {%x, %y, %z, %w}, [%own];"},
           {"cp.async.ca.shared.global", "rr=",
            "cp.async.ca.shared.global [%own], [%from+4], 4;\ncp.async.ca.shared.global [%own+8], [%from+8], 8;\n"
            "cp.async.commit_group;\ncp.async.wait_group 0;\nld.shared.u32 %x, [%own];\nld.shared.u32 %y, [%own+12];"},
           {"atom.global.add.u32", "r=r", "add.s64 %d0, %out, 4;\natom.global.add.u32 %x, [%d0], %a;"},
           {"atom.global.max.u32", "r=r", "add.s64 %d0, %out, 4;\natom.global.max.u32 %x, [%d0], %a;"},
+          {"atom.shared.add.u32", "rr=rr", "st.shared.u32 [%own], %a;\natom.shared.add.u32 %x, [%own], %b;\nld.shared.u32 %y, [%own];"},
           {"atom.shared.max.u32", "rr=rr", "st.shared.u32 [%own], %a;\natom.shared.max.u32 %x, [%own], %b;\nld.shared.u32 %y, [%own];"},
           {"atom.shared.or.b32", "rr=rr", "st.shared.u32 [%own], %a;\natom.shared.or.b32 %x, [%own], %b;\nld.shared.u32 %y, [%own];"},
       });
+  add_more_memory(programs);
   return programs;
 }
 
