@@ -65,8 +65,8 @@ namespace {
 
 Device parse_device_of(std::string_view option, std::string_view text) {
   if (text == "cpu") return Device::cpu;
-  if (text == "cuda") return Device::cuda;
-  throw Error(ErrorCode::invalid_argument, fmt::format("{}: cpu or cuda required, got '{}'", option, text));
+  if (text == gpu_name) return Device::cuda;
+  throw Error(ErrorCode::invalid_argument, fmt::format("{}: cpu or {} required, got '{}'", option, gpu_name, text));
 }
 
 }  // namespace

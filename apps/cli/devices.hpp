@@ -12,6 +12,9 @@ struct Devices {
   Device attention = Device::cpu, preparation = Device::cpu;
 };
 
-constexpr std::string_view device_name(Device device) { return device == Device::cpu ? "cpu" : "cuda"; }
+/// What Device::cuda is called: a program that is linked to another implementation of the CUDA runtime changes it.
+inline std::string_view gpu_name = "cuda";
+
+inline std::string_view device_name(Device device) { return device == Device::cpu ? "cpu" : gpu_name; }
 
 }  // namespace vcattn::cli
