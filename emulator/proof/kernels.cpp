@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "emulator/proof/operands.hpp"
 #include "formats/prepared_layout.hpp"
@@ -22,14 +23,30 @@ std::vector<float> normal(std::int64_t count, Numbers& numbers) {
   return values;
 }
 
+/// [B, Hkv, Sk], valid keys first: a permutation that no rule of grouping has a part in.
+std::vector<std::int32_t> shuffled_keys(KernelCase const& c, Numbers& numbers) {
+  std::vector<std::int32_t> permutation;
+  for (std::int64_t head = 0; head < c.batch * c.num_heads_kv; ++head) {
+    auto const begin = static_cast<std::int64_t>(permutation.size());
+    for (std::int32_t key = 0; key < c.seqlen_kv; ++key) permutation.push_back(key);
+    std::int64_t const keys = c.seqused_k.empty() ? c.seqlen_kv : c.seqused_k[static_cast<std::size_t>(head / c.num_heads_kv)];
+    for (std::int64_t i = keys - 1; i > 0; --i) {
+      std::swap(permutation[static_cast<std::size_t>(begin + i)], permutation[static_cast<std::size_t>(begin + numbers.word() % (i + 1))]);
+    }
+  }
+  return permutation;
+}
+
 struct Inputs {
   explicit Inputs(KernelCase const& c) {
     Numbers numbers(static_cast<std::uint64_t>(c.seqlen_q * 1'000'003 + c.seqlen_kv * 1009 + c.head_dim));
     q = normal(c.batch * c.seqlen_q * c.num_heads * c.head_dim, numbers);
     k = normal(c.batch * c.seqlen_kv * c.num_heads_kv * c.head_dim, numbers);
     v = normal(c.batch * c.seqlen_kv * c.num_heads_kv * c.head_dim, numbers);
+    if (!c.causal) permutation = shuffled_keys(c, numbers);
   }
   std::vector<float> q, k, v;
+  std::vector<std::int32_t> permutation;
 };
 
 Problem problem_of(KernelCase const& c, void const* q, void const* k, void const* v) {
@@ -107,7 +124,8 @@ std::vector<KernelCase> kernel_cases() {
 
 KernelOutput run_on_device(KernelCase const& c) {
   Inputs const inputs(c);
-  Problem const problem = problem_of(c, inputs.q.data(), inputs.k.data(), inputs.v.data());
+  Problem problem = problem_of(c, inputs.q.data(), inputs.k.data(), inputs.v.data());
+  problem.permutation = inputs.permutation;
   Options const options = options_of(c);
   Storage storage(prepared_size_bytes(problem, options));
   Prepared const on_device = to_cuda(prepare(problem, options, storage.span));
@@ -124,7 +142,6 @@ KernelOutput run_on_device(KernelCase const& c) {
 std::vector<std::uint8_t> prepare_on_device(KernelCase const& c) {
   Inputs const inputs(c);
   Options const options = options_of(c);
-  Prepared const on_cpu = prepare(problem_of(c, inputs.q.data(), inputs.k.data(), inputs.v.data()), options);
   auto const upload = [](void const* data, std::size_t bytes) {
     CudaBuffer buffer(std::max<std::size_t>(bytes, 1));
     buffer.upload(data, bytes);
@@ -133,10 +150,9 @@ std::vector<std::uint8_t> prepare_on_device(KernelCase const& c) {
   CudaBuffer const q = upload(inputs.q.data(), inputs.q.size() * sizeof(float)),
                    k = upload(inputs.k.data(), inputs.k.size() * sizeof(float)),
                    v = upload(inputs.v.data(), inputs.v.size() * sizeof(float)),
-                   permutation = upload(on_cpu.permutation().data(), on_cpu.permutation().size_bytes());
+                   permutation = upload(inputs.permutation.data(), inputs.permutation.size() * sizeof(std::int32_t));
   Problem problem = problem_of(c, q.data(), k.data(), v.data());
-  // A causal problem keeps its keys in sequence.
-  if (!c.causal) problem.permutation = {static_cast<std::int32_t const*>(permutation.data()), on_cpu.permutation().size()};
+  problem.permutation = {static_cast<std::int32_t const*>(permutation.data()), inputs.permutation.size()};
   CudaBuffer storage(prepared_size_bytes(problem, options));
   storage.fill(0);
   Call call;

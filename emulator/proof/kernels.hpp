@@ -26,7 +26,7 @@ struct KernelOutput {
   std::vector<std::uint8_t> prepared, o, lse;
 };
 KernelOutput run_on_device(KernelCase const& kernel_case);
-/// Codes, descales and means as the device prepares them, given the permutation of the CPU.
+/// Codes, descales and means as the device prepares them, of the same permutation.
 std::vector<std::uint8_t> prepare_on_device(KernelCase const& kernel_case);
 
 /// Every how many numbers of an output with exponentials one is stored.
