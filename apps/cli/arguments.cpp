@@ -31,15 +31,18 @@ void add_run_options(CLI::App& command, RunArguments& arguments) {
   command.add_option("--set", arguments.overrides, "choices that replace the recipe's own, e.g. expcast=paper,block=64")
       ->type_name("KEY=VALUE,...");
   command.add_flag("--no-check-finite", arguments.no_check_finite, "accept NaN and infinity in the inputs");
-  command.add_option("--device", arguments.device, "where it runs: cpu (default) or cuda, on the current GPU")->type_name("cpu|cuda");
+  command.add_option("--device", arguments.device, fmt::format("where it runs: cpu (default) or {}, on the current GPU", gpu_name))
+      ->type_name(fmt::format("cpu|{}", gpu_name));
   add_threads_option(command, arguments.threads);
 }
 
 void add_prepare_on_option(CLI::App& command, RunArguments& arguments) {
   command
       .add_option("--prepare-on", arguments.prepare_on,
-                  "with --device cuda, where grouping and preparation run: cuda (default), or cpu with a copy to the GPU before attention")
-      ->type_name("cpu|cuda");
+                  fmt::format("with --device {0}, where grouping and preparation run: {0} (default), or cpu with a copy to the GPU before "
+                              "attention",
+                              gpu_name))
+      ->type_name(fmt::format("cpu|{}", gpu_name));
 }
 
 void add_threads_option(CLI::App& command, std::string& threads) {

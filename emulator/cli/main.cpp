@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "devices.hpp"
 #include "emulator/device/device.hpp"
@@ -75,7 +78,8 @@ ordered_json record_of(Counters const& c) {
           {"thread_instructions", c.thread_instructions},
           {"by_kind", kinds},
           {"by_form", c.by_form},
-          {"global_bytes", {{"read", c.global.read_bytes}, {"written", c.global.written_bytes}, {"sectors", 32 * c.global_sectors}}},
+          {"global_bytes", {{"read", c.global.read_bytes}, {"written", c.global.written_bytes}}},
+          {"global_sectors", c.global_sectors},
           {"copied_to_shared_bytes", c.copied_bytes},
           {"shared_bytes", {{"read", c.shared.read_bytes}, {"written", c.shared.written_bytes}, {"read_by_wgmma", c.matrix_shared_bytes}}},
           {"local_bytes", {{"read", c.local.read_bytes}, {"written", c.local.written_bytes}}},
@@ -83,66 +87,78 @@ ordered_json record_of(Counters const& c) {
           {"shared_bank_conflicts", c.shared_bank_conflicts}};
 }
 
-void set_traced_warp(std::string const& text) {
-  unsigned cta = 0, warp = 0;
-  char name[64] = {}, rest = 0;
-  if (std::sscanf(text.c_str(), "%63[^,],%u,%u%c", name, &cta, &warp, &rest) != 3) {
+/// The number between two commas, or behind the last one.
+std::uint32_t number_in(std::string const& text, std::size_t begin, std::size_t end) {
+  std::uint32_t number = 0;
+  auto const [rest, error] = std::from_chars(text.data() + begin, text.data() + end, number);
+  if (error != std::errc{} || rest != text.data() + end) {
     throw Error(ErrorCode::invalid_argument, fmt::format("--trace-warp: KERNEL,CTA,WARP required, got '{}'", text));
   }
-  device().traced_kernel = name;
-  device().trace.cta = cta;
-  device().trace.warp = warp;
+  return number;
 }
 
-/// Files are opened before the long work.
-std::ofstream opened(std::string const& option, std::string const& path) {
-  std::ofstream file(path);
+void set_traced_warp(std::string const& text) {
+  std::size_t const first = std::min(text.find(','), text.size()), second = std::min(text.find(',', first + 1), text.size());
+  device().traced_kernel = text.substr(0, first);
+  device().trace.cta = number_in(text, std::min(first + 1, text.size()), second);
+  device().trace.warp = number_in(text, std::min(second + 1, text.size()), text.size());
+}
+
+void open(std::ofstream& file, char const* option, std::string const& path) {
+  file.open(path);
   if (!file) throw Error(ErrorCode::invalid_argument, fmt::format("{}: cannot write '{}'", option, path));
-  return file;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   vcattn::cli::gpu_name = "emu";
+  std::string counters_path, trace_path, traced_warp = "attention_kernel,0,0";
   std::ofstream counters, trace;
   int const exit_code = vcattn::cli::run_program(argc, argv, [&](CLI::App& app) {
+    app.remove_subcommand(app.get_subcommand("bench"));  // times mean nothing here
     CLI::App& attend = *app.get_subcommand("attend");
-    attend
-        .add_option_function<std::uint64_t>(
-            "--emu-seed", [](std::uint64_t seed) { device().seed = seed; }, "of the emulator's schedule")
-        ->type_name("N");
-    attend.add_flag_callback(
-        "--emu-fast", [] { device().arithmetic = MatrixArithmetic::fast; }, "FP32 sums instead of the tensor core's");
-    attend
-        .add_option_function<std::string>(
-            "--counters",
-            [&](std::string const& path) {
-              counters = opened("--counters", path);
-              device().count_forms = true;
-            },
-            "what each kernel did: instructions by kind, bytes by level, bank conflicts")
-        ->type_name("F.json");
-    attend
-        .add_option_function<std::string>(
-            "--trace",
-            [&](std::string const& path) {
-              trace = opened("--trace", path);
-              device().trace.out = &trace;
-            },
-            "every instruction of one warp")
-        ->type_name("F.txt");
-    attend
-        .add_option_function<std::string>("--trace-warp", set_traced_warp,
-                                          "the warp that --trace shows; part of a kernel's name, CTA, warp")
-        ->type_name("KERNEL,CTA,WARP");
-    if (device().traced_kernel.empty()) device().traced_kernel = "attention_kernel";
+    CLI::Option* const trace_option = attend.add_option("--trace", trace_path, "every instruction of one warp")->type_name("F.txt");
+    std::vector<CLI::Option*> const options = {
+        trace_option,
+        attend.add_option("--emu-seed", device().seed, "of the emulator's schedule")->type_name("N")->check(CLI::Range(0.0, 9e18)),
+        attend.add_flag_callback(
+            "--emu-fast", [] { device().arithmetic = MatrixArithmetic::fast; }, "FP32 sums instead of the tensor core's"),
+        attend.add_option("--counters", counters_path, "what each kernel did: instructions by kind, bytes by level, bank conflicts")
+            ->type_name("F.json"),
+        attend
+            .add_option("--trace-warp", traced_warp,
+                        "the warp that --trace shows (" + traced_warp + "): part of a kernel's name, CTA, warp")
+            ->type_name("KERNEL,CTA,WARP")
+            ->needs(trace_option)};
+    attend.parse_complete_callback([&, options] {
+      bool const used = std::any_of(options.begin(), options.end(), [](CLI::Option const* option) { return option->count() > 0; });
+      CLI::Option const* const where = attend.get_option("--device");
+      if (used && (where->count() == 0 || where->as<std::string>() != "emu")) {
+        throw Error(ErrorCode::invalid_argument, "--device emu required with options that look into the emulator");
+      }
+      set_traced_warp(traced_warp);
+      namespace fs = std::filesystem;
+      if (!trace_path.empty() && !counters_path.empty() && fs::weakly_canonical(trace_path) == fs::weakly_canonical(counters_path)) {
+        throw Error(ErrorCode::invalid_argument, fmt::format("--counters and --trace: two files required, got '{}' twice", trace_path));
+      }
+      // Before the long work.
+      if (!counters_path.empty()) open(counters, "--counters", counters_path);
+      if (!trace_path.empty()) open(trace, "--trace", trace_path);
+      device().count_forms = counters.is_open();
+      device().trace.out = trace.is_open() ? &trace : nullptr;
+    });
   });
   if (exit_code != 0) return exit_code;
   if (counters.is_open()) {
     ordered_json record;
     for (auto const& [name, of_kernel] : device().by_kernel) record[name] = record_of(of_kernel);
     counters << record.dump(2) << '\n';
+  }
+  if (trace.is_open() && trace.tellp() == 0) {
+    std::cerr << fmt::format("vcattn: error: --trace-warp: no launch of a kernel with '{}' in its name has CTA {} and warp {}\n",
+                             device().traced_kernel, device().trace.cta, device().trace.warp);
+    return 1;
   }
   bool const written = (!counters.is_open() || counters.flush()) && (!trace.is_open() || trace.flush());
   if (!written) {

@@ -62,7 +62,9 @@ struct Recording {
 
 /// vcattn::attention_kernel of vcattn::attention_kernel<...>(...).
 std::string plain_kernel_name(std::string const& symbol) {
-  std::string const name = demangled(symbol);
+  std::string name = demangled(symbol);
+  constexpr std::string_view kUnnamed = "(anonymous namespace)::";
+  if (auto const at = name.find(kUnnamed); at != std::string::npos) name.erase(at, kUnnamed.size());
   std::string const without_arguments = name.substr(0, name.find_first_of("<("));
   auto const space = without_arguments.rfind(' ');
   return space == std::string::npos ? without_arguments : without_arguments.substr(space + 1);

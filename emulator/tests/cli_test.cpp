@@ -57,7 +57,17 @@ TEST_F(EmulatedCommands, AttendWritesWhatTheCpuWrites) {
   EXPECT_GT(attention.at("copied_to_shared_bytes"), 0);
   EXPECT_GT(attention.at("shared_bytes").at("read_by_wgmma"), 0);
   EXPECT_GT(counters.at("vcattn::preparation::cuda::value_codes_kernel").at("global_bytes").at("written"), 0);
+  for (auto const& [name, of_kernel] : counters.items()) EXPECT_FALSE(name.ends_with(":")) << name;
   EXPECT_NE(text_of(file("trace")).find("wgmma.mma_async"), std::string::npos);
+}
+
+TEST_F(EmulatedCommands, ATraceThatSawNothingIsAnError) {
+  ASSERT_EQ(run_program({"group", file("in"), "-o", file("perm")}).exit_code, 0);
+  for (std::string const warp : {"no_such_kernel,0,4", "attention_kernel,999,0", "attention_kernel,0,99"}) {
+    Outcome const outcome = attend("out", {"--device", "emu", "--trace", file("trace"), "--trace-warp", warp});
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_NE(outcome.err.find("no launch of a kernel"), std::string::npos) << outcome.err;
+  }
 }
 
 TEST_F(EmulatedCommands, RefusalsSayWhatToDo) {
@@ -67,8 +77,16 @@ TEST_F(EmulatedCommands, RefusalsSayWhatToDo) {
     EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
   };
   refused({"--device", "cuda"}, "--device: cpu or emu required, got 'cuda'");
-  refused({"--device", "emu", "--trace-warp", "attention_kernel"}, "--trace-warp: KERNEL,CTA,WARP required");
+  for (std::string const warp : {"kernel,0", "kernel,-1,0", "kernel,0,4294967300", "kernel,0,1,2", "kernel,,1"})
+    refused({"--device", "emu", "--trace", file("trace"), "--trace-warp", warp}, "--trace-warp: KERNEL,CTA,WARP required");
   refused({"--device", "emu", "--counters", file("no_folder/counters")}, "--counters: cannot write");
+  refused({"--device", "emu", "--trace-warp", "attention_kernel,0,4"}, "--trace-warp requires --trace");
+  refused({"--device", "emu", "--emu-seed", "-1"}, "--emu-seed");
+  refused({"--device", "emu", "--counters", file("both"), "--trace", file("both")}, "two files required");
+  for (std::string const option : {"--counters", "--trace"}) refused({option, file("counters")}, "--device emu required");
+  refused({"--emu-fast", "--device", "cpu"}, "--device emu required");
+  EXPECT_EQ(text_of(file("counters")), "");
+  EXPECT_NE(run_program({"bench"}).exit_code, 0);
 }
 
 }  // namespace
